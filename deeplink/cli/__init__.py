@@ -1,0 +1,36 @@
+"""`deeplink …`: each command is a module of this package, imported only when it is called."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+from deeplink import __version__
+
+COMMANDS = {
+    "contract": "show what an engine states about itself, or what two engines would refuse",
+    "demo": "two unlike vLLM engines and a router on this machine, from nothing",
+    "router": "serve one OpenAI endpoint in front of the engines in deeplink.toml",
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"deeplink.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+
+@click.group(cls=_Lazy)
+@click.version_option(__version__, prog_name="deeplink")
+def main() -> None:
+    """One LLM request across unlike accelerators."""

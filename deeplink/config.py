@@ -1,0 +1,113 @@
+"""deeplink.toml, checked once at the edge; everything inside uses the frozen values below."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from deeplink.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VARIABLE = "DEEPLINK_CONFIG"
+CONTROL_OFFSET = 1000
+
+Role = Literal["prefill", "decode", "both"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineEntry(_Strict):
+    """One engine the router may use."""
+
+    name: str
+    url: str = Field(pattern=r"^https?://[^/\s]+$", description="the engine's OpenAI endpoint")
+    control: str = Field(
+        default="",
+        description=f"the engine's control endpoint; default: same host, port + {CONTROL_OFFSET}",
+    )
+
+    @model_validator(mode="after")
+    def _fill_control(self) -> EngineEntry:
+        if not self.control:
+            object.__setattr__(self, "control", control_url(self.url))
+        return self
+
+
+class RouterSection(_Strict):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    deadline: Annotated[float, Field(gt=0, description="seconds from prefill's start to the KV being loaded")] = (
+        120.0
+    )
+    max_body: Annotated[int, Field(gt=0, description="largest request body, bytes")] = 32 << 20
+    poll: Annotated[float, Field(gt=0, description="seconds between looks at each engine's contract")] = 1.0
+
+
+class KVSection(_Strict):
+    host: Annotated[str, Field(description="address peers reach this engine at")] = "127.0.0.1"
+    staging: Annotated[int, Field(gt=0, description="staging memory, bytes, per direction")] = 256 << 20
+    chunk: Annotated[int, Field(gt=0, description="largest chunk of one push, bytes")] = 8 << 20
+    digest: Annotated[
+        Literal["always", "off"], Field(description="verify a digest of every tile before it is loaded")
+    ] = "always"
+
+
+class Config(_Strict):
+    secret_file: Path | None = None
+    router: RouterSection = RouterSection()
+    kv: KVSection = KVSection()
+    engines: tuple[EngineEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _unique_names(self) -> Config:
+        names = [engine.name for engine in self.engines]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"engine name used twice: {', '.join(twice)}")
+        return self
+
+
+def control_url(url: str) -> str:
+    """Where an engine's control endpoint is by convention: the API port plus 1000."""
+    scheme, _, rest = url.partition("://")
+    host, _, port = rest.rpartition(":") if ":" in rest.rsplit("]", 1)[-1] else (rest, "", "")
+    return f"{scheme}://{host}:{control_port(int(port or (443 if scheme == 'https' else 80)))}"
+
+
+def control_port(api_port: int) -> int:
+    """API port + 1000; past the end of the range it counts down instead, so it never wraps to a system port."""
+    return api_port + CONTROL_OFFSET if api_port + CONTROL_OFFSET <= 65535 else api_port - CONTROL_OFFSET
+
+
+def load(path: str | os.PathLike[str] | None = None) -> Config:
+    """Read `path`, or the file DEEPLINK_CONFIG names; without either, the defaults."""
+    path = path or os.environ.get(VARIABLE)
+    if not path:
+        return Config()
+    try:
+        data = tomllib.loads(Path(path).read_text())
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} is not TOML: {exc}") from exc
+    return parse(data, str(path))
+
+
+def parse(data: dict[str, Any], source: str) -> Config:
+    try:
+        return Config.model_validate(data)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(
+            f"{source}: {first['msg']}", field=field, ours=repr(first["input"])[:200], remedy="see docs/config.md"
+        ) from exc

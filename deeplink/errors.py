@@ -1,0 +1,150 @@
+"""Every error deeplink raises on purpose.
+
+    DeeplinkError
+    ├── ConfigError               the file or a flag is wrong
+    ├── PluginError               a plugin could not be loaded, or two use one name
+    ├── LayoutError               a layout text, or a cache that is not what its layout says
+    ├── Refused                   two sides do not mean the same; names the field
+    │   └── TicketRefused         a ticket is forged, expired, replayed, or for another incarnation
+    ├── HandoffError              a handoff that had begun did not end well
+    │   ├── PeerGone              the connection to the peer broke or was never there
+    │   ├── DeadlineExceeded      the ticket's time ran out
+    │   ├── DigestMismatch        the bytes that arrived are not the bytes that were staged
+    │   ├── ProtocolError         the peer sent what the wire format does not allow
+    │   └── Aborted               one side gave the request up
+    └── RouteError                the router could not serve a request
+        ├── NoEngine              nothing that can take it is up
+        ├── PrefillFailed
+        └── DecodeFailed
+
+An error says what failed, which peer, which field, both values, and the next step. `code` is what clients and
+metrics see; it never changes once released. `Reason` is the same as plain data, for the wire.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why something was refused or failed, as sent between engines and to the router."""
+
+    code: str
+    message: str
+    field: str = ""
+    ours: str = ""
+    theirs: str = ""
+    remedy: str = ""
+
+
+class DeeplinkError(Exception):
+    """Root of the tree. Subclasses set `code` and the HTTP `status` the router answers with."""
+
+    code: ClassVar[str] = "deeplink_error"
+    status: ClassVar[int] = 500
+
+    def __init__(
+        self, message: str, *, field: str = "", ours: str = "", theirs: str = "", remedy: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.ours = ours
+        self.theirs = theirs
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.field:
+            parts.append(f"field {self.field}: ours {self.ours or '-'}, theirs {self.theirs or '-'}")
+        if self.remedy:
+            parts.append(self.remedy)
+        return "; ".join(parts)
+
+    def reason(self) -> Reason:
+        return Reason(self.code, self.message, self.field, self.ours, self.theirs, self.remedy)
+
+    @staticmethod
+    def from_reason(reason: Reason) -> DeeplinkError:
+        """The error a peer reported, as the type it raised there (unknown codes become `HandoffError`)."""
+        kind = _BY_CODE.get(reason.code, HandoffError)
+        return kind(
+            reason.message, field=reason.field, ours=reason.ours, theirs=reason.theirs, remedy=reason.remedy
+        )
+
+
+class ConfigError(DeeplinkError):
+    code = "config_error"
+
+
+class PluginError(DeeplinkError):
+    code = "plugin_error"
+
+
+class LayoutError(DeeplinkError):
+    code = "layout_error"
+
+
+class Refused(DeeplinkError):
+    code = "contract_refused"
+    status = 503
+
+
+class TicketRefused(Refused):
+    code = "ticket_refused"
+
+
+class HandoffError(DeeplinkError):
+    code = "handoff_failed"
+    status = 502
+
+
+class PeerGone(HandoffError):
+    code = "peer_gone"
+
+
+class DeadlineExceeded(HandoffError):
+    code = "deadline_exceeded"
+    status = 504
+
+
+class DigestMismatch(HandoffError):
+    code = "digest_mismatch"
+
+
+class ProtocolError(HandoffError):
+    code = "protocol_error"
+
+
+class Aborted(HandoffError):
+    code = "aborted"
+
+
+class RouteError(DeeplinkError):
+    code = "route_error"
+    status = 502
+
+
+class NoEngine(RouteError):
+    code = "no_engine"
+    status = 503
+
+
+class PrefillFailed(RouteError):
+    code = "prefill_failed"
+
+
+class DecodeFailed(RouteError):
+    code = "decode_failed"
+
+
+def _tree(kind: type[DeeplinkError]) -> dict[str, type[DeeplinkError]]:
+    found = {kind.code: kind}
+    for sub in kind.__subclasses__():
+        found |= _tree(sub)
+    return found
+
+
+_BY_CODE = _tree(DeeplinkError)

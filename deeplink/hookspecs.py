@@ -1,0 +1,35 @@
+"""The plugin contract: the only file a plugin author has to read.
+
+A plugin is a module (or object) with functions named as below, marked with `deeplink.hookimpl`, and listed in
+the entry-point group `deeplink`. Every hook is a callback: it is called once at start with a `register`
+function and may call that as often as it likes. A name registered twice is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from deeplink.kvconnector.transport.base import Transport
+
+hookspec = pluggy.HookspecMarker("deeplink")
+hookimpl = pluggy.HookimplMarker("deeplink")
+
+
+@hookspec
+def deeplink_register_transports(register: Callable[[str, Callable[..., Transport]], None]) -> None:
+    """Call ``register(name, factory)``; ``factory(host, secret)`` starts the transport on this host.
+
+    Since 0.1. Called in every engine process that holds a KV cache.
+    """
+
+
+@hookspec
+def deeplink_register_layouts(register: Callable[[str, str], None]) -> None:
+    """Call ``register(name, text)`` once per KV-cache layout, in the notation of `deeplink.kvconnector.layout`.
+
+    Since 0.1. The text is parsed when it is registered; the engine's cache is proven against it at start-up.
+    """

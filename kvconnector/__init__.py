@@ -1,0 +1,1 @@
+"""The engine-neutral part: it knows bytes, not engines. Nothing in it imports torch or an engine."""

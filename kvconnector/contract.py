@@ -1,0 +1,132 @@
+"""What one engine states about itself, and how that statement travels.
+
+On the wire a contract is msgpack in two phases: an outer pair ``[wire_version, body]`` that every release can
+read, and a body that is decoded only when the version is known. To people it is JSON (`to_json`).
+
+Engine name, engine version and chip are carried to be read, not compared: what decides whether two engines
+can hand over is what their bytes mean, and that is in the other fields.
+
+Wire versions:
+
+1.  First. Model identity with weights fingerprint, cache groups with layout text, ranks with addresses.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from deeplink.errors import ProtocolError, Refused
+
+WIRE_VERSION = 1
+MAX_BYTES = 256 << 10
+
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+
+
+class Model(msgspec.Struct, frozen=True):
+    """Which function of the tokens the cache holds. Two models are one only if every field is equal.
+
+    `rope` is the canonical JSON of the position encoding (it is already applied to the cached K); `weights` is
+    the fingerprint of `deeplink.kvconnector.weights`.
+    """
+
+    architecture: Name
+    layers: Size
+    vocabulary: Size
+    rope: Text
+    quantization: Name
+    weights: Name
+
+
+class CacheGroup(msgspec.Struct, frozen=True):
+    """Layers that share one block table, and what one of their blocks means byte by byte.
+
+    `heads` counts KV heads over all ranks; `block_size` is in tokens; `layout` is in the notation of
+    `deeplink.kvconnector.layout`; `dtype` is the element type, not the storage type.
+    """
+
+    kind: Name
+    layers: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=4096)]
+    heads: Size
+    head_dim: Size
+    dtype: Name
+    block_size: Size
+    layout: Text
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """One process that holds part of the cache: which heads ``[start, stop)``, and where to reach it.
+
+    `channel` is the ``host:port`` of its handoff channel; `transports` maps a transport's name to the address it
+    describes itself with.
+    """
+
+    tp: Count
+    pp: Count
+    dp: Count
+    heads: tuple[Count, Count]
+    channel: Name
+    transports: Annotated[dict[Name, Text], msgspec.Meta(max_length=16)]
+
+
+class Contract(msgspec.Struct, frozen=True):
+    """One engine's statement. `epoch` is new at every start; `role` is prefill, decode or both."""
+
+    engine: Name
+    engine_version: Name
+    chip: Name
+    role: Name
+    epoch: Name
+    model: Model
+    groups: Annotated[tuple[CacheGroup, ...], msgspec.Meta(min_length=1, max_length=64)]
+    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(min_length=1, max_length=1024)]
+    casts: Annotated[tuple[Name, ...], msgspec.Meta(max_length=64)] = ()
+
+    @property
+    def produces(self) -> bool:
+        return self.role in ("prefill", "both")
+
+    @property
+    def consumes(self) -> bool:
+        return self.role in ("decode", "both")
+
+
+_envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_body = msgspec.msgpack.Decoder(Contract)
+
+
+def encode(contract: Contract) -> bytes:
+    return msgspec.msgpack.encode((WIRE_VERSION, msgspec.Raw(msgspec.msgpack.encode(contract))))
+
+
+def decode(data: bytes) -> Contract:
+    """Raises Refused for another wire version, ProtocolError for anything that is not a contract."""
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(
+            "a contract larger than the limit", field="length", ours=str(MAX_BYTES), theirs=str(len(data))
+        )
+    try:
+        version, body = _envelope.decode(data)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise ProtocolError(f"not a contract: {exc}") from exc
+    if version != WIRE_VERSION:
+        raise Refused(
+            "the peer's contract has another wire version",
+            field="wire_version",
+            ours=str(WIRE_VERSION),
+            theirs=str(version),
+            remedy="install the same deeplink release on both sides",
+        )
+    try:
+        return _body.decode(body)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise ProtocolError(f"the contract's body is malformed: {exc}") from exc
+
+
+def to_json(contract: Contract) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(contract), indent=2)
