@@ -45,9 +45,7 @@ class DeeplinkError(Exception):
     code: ClassVar[str] = "deeplink_error"
     status: ClassVar[int] = 500
 
-    def __init__(
-        self, message: str, *, field: str = "", ours: str = "", theirs: str = "", remedy: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, field: str = "", ours: str = "", theirs: str = "", remedy: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.field = field
@@ -70,9 +68,7 @@ class DeeplinkError(Exception):
     def from_reason(reason: Reason) -> DeeplinkError:
         """The error a peer reported, as the type it raised there (unknown codes become `HandoffError`)."""
         kind = _BY_CODE.get(reason.code, HandoffError)
-        return kind(
-            reason.message, field=reason.field, ours=reason.ours, theirs=reason.theirs, remedy=reason.remedy
-        )
+        return kind(reason.message, field=reason.field, ours=reason.ours, theirs=reason.theirs, remedy=reason.remedy)
 
 
 class ConfigError(DeeplinkError):
