@@ -41,8 +41,12 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Load tokens ``[start, stop)`` of `prompt` into the blocks of `table`, before the ticket's time is up."""
+    """Load tokens ``[start, stop)`` of `prompt` into the blocks of `table`, before the ticket's time is up.
 
+    `request` is the engine's own name for who waits. An empty range loads nothing and only lets the producer go.
+    """
+
+    request: str
     ticket: Ticket
     ticket_text: str
     prompt: bytes
@@ -55,7 +59,7 @@ class Order:
 class Outcome:
     """How one load ended; `reason` is None when every token is in its block, verified."""
 
-    handoff: str
+    order: Order
     reason: Reason | None
 
 
@@ -119,18 +123,18 @@ class Consumer:
         name = order.ticket.handoff
         if not self._ledger.begin(name, "consumer", "receiving"):
             reason = Reason("ticket_refused", "this handoff was claimed before", field="handoff", theirs=name)
-            self._ended.append(Outcome(name, reason))
+            self._ended.append(Outcome(order, reason))
             return
         load = _Load(order, time.monotonic() + order.ticket.milliseconds / 1000)
         with self._lock:
             self._loads[name] = load
         threading.Thread(target=self._run, args=(load,), name=f"deeplink-load-{name}", daemon=True).start()
 
-    def cancel(self, name: str) -> None:
-        """The request is gone: tell the producer and stop."""
+    def cancel(self, name: str, request: str | None = None) -> None:
+        """Tell the producer that the handoff is given up, and stop. With `request`, only if it is that one's load."""
         with self._lock:
             load = self._loads.get(name)
-            if load is None:
+            if load is None or request not in (None, load.order.request):
                 return
             load.cancelled = True
             channel = load.channel
@@ -173,7 +177,7 @@ class Consumer:
                 kv_bytes=load.moved,
                 digest=load.total,
             )
-            self._ended.append(Outcome(name, reason))
+            self._ended.append(Outcome(load.order, reason))
 
     def _receive(self, load: _Load) -> None:
         address = load.order.ticket.channel

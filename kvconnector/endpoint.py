@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deeplink.errors import DeeplinkError, ProtocolError, Refused
+from deeplink.errors import DeeplinkError, ProtocolError, Reason, Refused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import ticket as tickets
@@ -73,6 +73,11 @@ class Endpoint:
         self.consumer.close()
         self._listener.close()
         self._transport.close()
+
+    def refuse(self, handoff: str, reason: Reason) -> None:
+        """Keep the reason for a handoff this engine will not load, for whoever asks the control endpoint."""
+        if self._ledger.begin(handoff, "consumer", "receiving"):
+            self._ledger.end(handoff, "failed", reason)
 
     def _dial(self, address: str, deadline: float) -> ch.Channel:
         """As consumer: connect, exchange contracts, and go on only with an agreement."""

@@ -177,7 +177,7 @@ class Producer:
                 theirs=claim.prompt.hex(),
                 remedy="serve the same tokenizer and chat template on both engines",
             )
-        if not claim.start < claim.stop <= handoff.tokens:
+        if not claim.start <= claim.stop <= handoff.tokens:
             raise ProtocolError(f"tokens [{claim.start}, {claim.stop}) of a prompt of {handoff.tokens}")
         self._register(handoff)
         failure: DeeplinkError | None = None
@@ -251,6 +251,8 @@ class Producer:
 
     def _move(self, channel: ch.Channel, claim: ch.Claim, handoff: _Handoff) -> tuple[int, int, int]:
         """Announce, push and account every chunk that overlaps the claim; tokens, bytes and digest moved."""
+        if claim.start == claim.stop:
+            return 0, 0, 0
         link = self._links.take(claim.address) or self._transport.connect(claim.address, handoff.deadline)
         with self._changed:
             handoff.links.add(link)

@@ -72,7 +72,7 @@ class Pair:
         return ticket, mint(ticket, SECRET)
 
     def order(self, ticket: Ticket, text: str, table: list[int], stop: int, *, start: int = 0) -> Order:
-        return Order(ticket, text, b"prompt", start, stop, table)
+        return Order("request", ticket, text, b"prompt", start, stop, table)
 
     def outcome(self, seconds: float = 10.0) -> Outcome:
         """The next load that ends, within the deadline."""
