@@ -13,6 +13,8 @@
     │   ├── ProtocolError         the peer sent what the wire format does not allow
     │   └── Aborted               one side gave the request up
     └── RouteError                the router could not serve a request
+        ├── InvalidRequest        the client's body is not what the API takes
+        │   └── RequestTooLarge
         ├── NoEngine              nothing that can take it is up
         ├── PrefillFailed
         └── DecodeFailed
@@ -121,6 +123,16 @@ class Aborted(HandoffError):
 class RouteError(DeeplinkError):
     code = "route_error"
     status = 502
+
+
+class InvalidRequest(RouteError):
+    code = "invalid_request"
+    status = 400
+
+
+class RequestTooLarge(InvalidRequest):
+    code = "request_too_large"
+    status = 413
 
 
 class NoEngine(RouteError):
