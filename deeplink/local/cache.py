@@ -1,9 +1,9 @@
 """Folders that are made once and kept: engine environments, models, overlays.
 
-A folder is whole when its marker is there, and the marker is written last. Who makes a folder holds a lock beside
-it, so of two processes that need the same one, the second waits and then finds it made. A folder without a marker
-was interrupted: it is wiped and made again. (Made in place rather than moved into place: a virtual environment
-has its own path written into its scripts.)
+A folder is whole when its marker is there, and the marker is written last. Who makes a folder holds a lock
+beside it, so of two processes that need the same one, the second waits and then finds it made. A folder
+without a marker was interrupted: it is wiped and made again. (Made in place rather than moved into place: a
+virtual environment has its own path written into its scripts.)
 """
 
 from __future__ import annotations

