@@ -12,12 +12,13 @@
     │   ├── DigestMismatch        the bytes that arrived are not the bytes that were staged
     │   ├── ProtocolError         the peer sent what the wire format does not allow
     │   └── Aborted               one side gave the request up
-    └── RouteError                the router could not serve a request
-        ├── InvalidRequest        the client's body is not what the API takes
-        │   └── RequestTooLarge
-        ├── NoEngine              nothing that can take it is up
-        ├── PrefillFailed
-        └── DecodeFailed
+    ├── RouteError                the router could not serve a request
+    │   ├── InvalidRequest        the client's body is not what the API takes
+    │   │   └── RequestTooLarge
+    │   ├── NoEngine              nothing that can take it is up
+    │   ├── PrefillFailed
+    │   └── DecodeFailed
+    └── LocalError                an environment, model or process of this machine could not be made or run
 
 An error says what failed, which peer, which field, both values, and the next step. `code` is what clients and
 metrics see; it never changes once released. `Reason` is the same as plain data, for the wire.
@@ -146,6 +147,10 @@ class PrefillFailed(RouteError):
 
 class DecodeFailed(RouteError):
     code = "decode_failed"
+
+
+class LocalError(DeeplinkError):
+    code = "local_error"
 
 
 def _tree(kind: type[DeeplinkError]) -> dict[str, type[DeeplinkError]]:
