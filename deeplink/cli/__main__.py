@@ -1,0 +1,5 @@
+"""`python -m deeplink.cli`."""
+
+from deeplink.cli import main
+
+main()
