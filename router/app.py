@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 from deeplink.config import Config
 from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError
@@ -111,7 +110,7 @@ async def _models(request: web.Request) -> web.StreamResponse:
         raise RouteError(f"engine {up[0].name} did not answer within {MODELS_SECONDS:g} s") from exc
     except Lost as exc:
         raise RouteError(f"engine {up[0].name}: {exc}") from exc
-    return web.Response(status=answer.status, headers=CIMultiDict(answer.headers), body=answer.body)
+    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
 
 
 async def _fetch(upstream: Upstream, url: str, headers: Headers) -> Answer:
@@ -173,21 +172,21 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             raise
         code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status, "http_error")
         message = f"{request.method} {request.path}: {exc.reason}"
-        headers = CIMultiDict(_JSON)
-        if "Allow" in exc.headers:
-            headers["Allow"] = exc.headers["Allow"]
-        return web.Response(status=exc.status, headers=headers, body=openai.error(exc.status, code, message))
+        allow = [("Allow", exc.headers["Allow"])] if "Allow" in exc.headers else []
+        return web.Response(
+            status=exc.status, headers=_JSON + allow, body=openai.error(exc.status, code, message)
+        )
 
 
 def _response(answer: Answer, exchange: Exchange) -> web.StreamResponse:
-    headers = CIMultiDict([*answer.headers, *exchange.marks()])
+    headers = answer.headers + exchange.marks()
     if isinstance(answer.body, bytes):
         return web.Response(status=answer.status, headers=headers, body=answer.body)
     return web.StreamResponse(status=answer.status, headers=headers)
 
 
 def _failed(failure: DeeplinkError, exchange: Exchange | None) -> web.Response:
-    headers = CIMultiDict([*_JSON, *(exchange.marks() if exchange else ())])
+    headers = _JSON + (exchange.marks() if exchange else [])
     return web.Response(status=failure.status, headers=headers, body=openai.body(failure))
 
 

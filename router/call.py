@@ -116,7 +116,7 @@ async def relay(
             yield rest
         return
     exchange.error = DecodeFailed(
-        f"engine {engine.name} did not finish its answer: {why or 'the stream ended without data: [DONE]'}"
+        f"engine {engine.name} did not finish its answer: {why or 'the stream ended early'}"
     )
     yield (b"\n\n" if events.torn else b"") + openai.event(exchange.error)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDict
 
 from deeplink import secret as shared
 from deeplink.errors import Reason, TicketRefused
@@ -67,7 +68,7 @@ class Call:
 
     path: str
     raw: bytes
-    headers: dict[str, str]
+    headers: CIMultiDict[str]
     cancelled: bool = False
 
     @property
@@ -135,7 +136,7 @@ class FakeEngine:
         return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        call = Call(request.path, await request.read(), dict(request.headers))
+        call = Call(request.path, await request.read(), request.headers.copy())
         self.calls.append(call)
         try:
             if self.check_epoch and (refused := self._refusal(call)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -37,11 +38,11 @@ class Rig:
     url: str
     client: aiohttp.ClientSession
 
-    def post(self, json: Any = None, path: str = "/v1/completions", **more: Any) -> Any:
-        return self.client.post(self.url + path, json=json, **more)
+    def post(self, body: Any = None, path: str = "/v1/completions", **more: Any) -> Any:
+        return self.client.post(self.url + path, json=body, **more)
 
-    async def complete(self, json: Any = None, path: str = "/v1/completions", **more: Any) -> Got:
-        async with self.post(json, path, **more) as response:
+    async def complete(self, body: Any = None, path: str = "/v1/completions", **more: Any) -> Got:
+        async with self.post(body, path, **more) as response:
             return Got(response.status, await response.read(), response.headers)
 
     async def get(self, path: str) -> Got:
@@ -57,8 +58,6 @@ class Got:
 
     @property
     def error(self) -> dict[str, Any]:
-        import json
-
         error: dict[str, Any] = json.loads(self.data)["error"]
         return error
 
