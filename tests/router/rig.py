@@ -69,7 +69,7 @@ def pair(**group: Any) -> tuple[FakeEngine, FakeEngine]:
 
 
 @asynccontextmanager
-async def router(*engines: FakeEngine, **section: Any) -> AsyncIterator[Rig]:
+async def router(*engines: FakeEngine, patience: float = 30.0, **section: Any) -> AsyncIterator[Rig]:
     """A router that knows these engines, which run already."""
     config = configs.parse(
         {
@@ -79,7 +79,10 @@ async def router(*engines: FakeEngine, **section: Any) -> AsyncIterator[Rig]:
         "test",
     )
     runner = web.AppRunner(
-        make_app(config, SECRET), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        make_app(config, SECRET, patience=patience),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=1.0,
     )
     await runner.setup()
     try:

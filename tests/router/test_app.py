@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import logging
@@ -126,6 +127,61 @@ def test_headers() -> None:
                 assert not [name for name in call.headers if name.lower().startswith("x-deeplink")]
                 assert call.headers["Accept-Encoding"] == "identity"
             assert got.headers["x-deeplink-path"] == "handoff"
+
+    check(test)
+
+
+def test_the_query_reaches_the_engines() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ASK, "/v1/completions?a=b%20c&d")
+            assert got.status == 200
+            assert producer.calls[0].query == consumer.calls[0].query == "a=b c&d"
+
+    check(test)
+
+
+def test_a_body_that_is_not_what_its_headers_say() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        async with rig(producer, consumer) as route:
+            headers = {"Content-Encoding": "gzip"}
+            got = await route.complete(data=gzip.compress(b'{"prompt":"x"}'), headers=headers)
+            assert got.status == 200
+            assert consumer.calls[0].body["prompt"] == "x"
+            assert "Content-Encoding" not in consumer.calls[0].headers
+            got = await route.complete(data=b'{"prompt":"x"}', headers=headers)
+            assert got.status == 400
+            assert len(consumer.calls) == 1
+
+    check(test)
+
+
+def test_a_compressed_body_counts_by_what_it_holds() -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with rig(engine, max_body=1 << 20) as route:
+            data = gzip.compress(b'{"prompt":"' + b"x" * (64 << 20) + b'"}')
+            assert len(data) < 1 << 20
+            got = await route.complete(data=data, headers={"Content-Encoding": "gzip"})
+            assert (got.status, got.error["code"]) == (413, "request_too_large")
+
+    check(test)
+
+
+def test_a_far_too_large_body_is_answered() -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with rig(engine, max_body=1 << 20) as route:
+
+            async def parts() -> Any:
+                for _ in range(40):
+                    yield b" " * (1 << 20)
+
+            for data in (io.BytesIO(b" " * (40 << 20)), parts()):
+                got = await route.complete(data=data)
+                assert (got.status, got.error["code"]) == (413, "request_too_large")
 
     check(test)
 

@@ -13,7 +13,6 @@ import pytest
 
 from deeplink import config as configs
 from deeplink.errors import NoEngine
-from deeplink.router import fleet as fleets
 from deeplink.router.choice import Pair
 from deeplink.router.control import Control
 from deeplink.router.fleet import Fleet
@@ -23,12 +22,14 @@ from .rig import check, pair, running, until
 
 
 @asynccontextmanager
-async def fleet(*engines: FakeEngine, secret: bytes = SECRET, poll: float = 60.0) -> AsyncIterator[Fleet]:
+async def fleet(
+    *engines: FakeEngine, secret: bytes = SECRET, poll: float = 60.0, patience: float = 30.0
+) -> AsyncIterator[Fleet]:
     entries = [{"name": e.name, "url": e.url, "control": e.control} for e in engines]
     config = configs.parse({"router": {"poll": poll}, "engines": entries}, "test")
     control = Control(secret)
     try:
-        async with Fleet(config, control) as made:
+        async with Fleet(config, control, patience) as made:
             yield made
     finally:
         await control.close()
@@ -144,12 +145,10 @@ def test_load_is_counted_while_busy() -> None:
     check(test)
 
 
-def test_an_engine_is_given_up_only_after_long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleets, "PATIENCE_SECONDS", 0.3)
-
+def test_an_engine_is_given_up_only_after_long_silence() -> None:
     async def test() -> None:
         producer, consumer = pair()
-        async with running(producer, consumer), fleet(producer, consumer, poll=0.05) as made:
+        async with running(producer, consumer), fleet(producer, consumer, poll=0.05, patience=0.3) as made:
             engine = made.table.engines[0]
             await asyncio.sleep(0.4)
             assert made.silent(engine) == ""
@@ -157,6 +156,7 @@ def test_an_engine_is_given_up_only_after_long_silence(monkeypatch: pytest.Monke
             await until(lambda: seen(made)["p"])
             assert made.silent(engine) == ""
             await until(lambda: "no sign of life" in made.silent(engine))
+            assert made.silent(engine, heard=time.monotonic()) == ""
 
     check(test)
 
@@ -183,7 +183,7 @@ def test_cancelling_at_an_engine_that_is_gone_is_quiet() -> None:
     check(test)
 
 
-def test_what_is_not_a_contract_is_a_reason_to_be_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_a_contract_is_a_reason_to_be_down() -> None:
     async def test() -> None:
         producer, consumer = pair()
         made_wrong: Any = producer.contract

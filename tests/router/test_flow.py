@@ -507,8 +507,9 @@ def test_an_engine_whose_api_is_gone_is_gone_around(side: int) -> None:
         spare = FakeEngine("spare", make_contract(("prefill", "decode")[side]))
         async with rig(*engines, spare, poll=60.0) as route:
             await engines[side].stop_api()
-            for _ in range(4):
-                got = await route.complete(ASK)
+            # At once, so that the engine that is gone always looks like the one with less to do.
+            spare.delay = 0.3
+            for got in await asyncio.gather(*(route.complete(ASK) for _ in range(6))):
                 assert got.status == 200, got.data
                 assert got.headers[("x-deeplink-prefill", "x-deeplink-decode")[side]] == "spare"
 
@@ -525,6 +526,26 @@ def test_without_another_engine_the_refused_connection_is_the_error(side: int) -
             assert got.status == 502
             assert got.error["code"] == ("prefill_failed", "decode_failed")[side]
             assert f"engine {engines[side].name}: cannot connect" in got.error["message"]
+
+    check(test)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_engine_that_shows_no_sign_of_life_is_given_up(begun: bool) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"), streams(*CHUNKS, gap=30 if begun else 0))
+        engine.delay = 0 if begun else 30
+        async with rig(engine, poll=0.05, patience=0.5) as route:
+            task = asyncio.create_task(route.complete(STREAM))
+            await until(lambda: engine.calls)
+            await asyncio.sleep(0.2)
+            await engine.stop_control()
+            began = time.monotonic()
+            got = await task
+            assert time.monotonic() - began < 3
+            assert got.status == (200 if begun else 502)
+            assert b"no sign of life" in got.data
+            assert b"decode_failed" in got.data
 
     check(test)
 
