@@ -88,7 +88,9 @@ async def router(*engines: FakeEngine, patience: float = 30.0, **section: Any) -
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as client:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=10)
+        ) as client:
             yield Rig(f"http://127.0.0.1:{runner.addresses[0][1]}", client)
     finally:
         await runner.cleanup()

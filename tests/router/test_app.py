@@ -241,7 +241,6 @@ def test_more_streams_than_any_pool() -> None:
 
         engine.answer = answer
         async with rig(engine) as route:
-            route.client.connector._limit = 0  # type: ignore[union-attr]
             got = await asyncio.gather(*(route.complete(ASK | {"stream": True}) for _ in range(150)))
             assert {(one.status, one.data) for one in got} == {(200, b"".join(CHUNKS))}
 
