@@ -176,9 +176,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status, "http_error")
         message = f"{request.method} {request.path}: {exc.reason}"
         allow = [("Allow", exc.headers["Allow"])] if "Allow" in exc.headers else []
-        return web.Response(
-            status=exc.status, headers=_JSON + allow, body=openai.error(exc.status, code, message)
-        )
+        return web.Response(status=exc.status, headers=_JSON + allow, body=openai.error(exc.status, code, message))
 
 
 def _response(answer: Answer, exchange: Exchange) -> web.StreamResponse:

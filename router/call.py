@@ -94,9 +94,7 @@ async def ask(
         raise
 
 
-async def relay(
-    exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened
-) -> AsyncGenerator[bytes, None]:
+async def relay(exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened) -> AsyncGenerator[bytes, None]:
     """A stream's bytes as they are; then, if it broke, one event that says so and no ``[DONE]``."""
     events, reply = opened.events, opened.reply
     assert events is not None
@@ -115,9 +113,7 @@ async def relay(
         if rest:
             yield rest
         return
-    exchange.error = DecodeFailed(
-        f"engine {engine.name} did not finish its answer: {why or 'the stream ended early'}"
-    )
+    exchange.error = DecodeFailed(f"engine {engine.name} did not finish its answer: {why or 'the stream ended early'}")
     yield (b"\n\n" if events.torn else b"") + openai.event(exchange.error)
 
 

@@ -93,9 +93,7 @@ def choose(
     """
     if handoff and splits(of.engines):
         return _pair(of, load, turn, avoid)
-    usable = [
-        engine for engine in of.engines if not engine.down and (engine.consumes or len(of.engines) == 1)
-    ]
+    usable = [engine for engine in of.engines if not engine.down and (engine.consumes or len(of.engines) == 1)]
     if not usable:
         raise _none("decode", of.engines)
     return Plain(_least(usable, [(engine.name,) for engine in usable], load, turn, avoid))
@@ -140,14 +138,10 @@ def _down(engines: Sequence[Engine], work: Work) -> list[Engine]:
 
 def _none(work: Work, engines: Sequence[Engine]) -> NoEngine:
     if not engines:
-        return NoEngine(
-            "no engine is configured", remedy="list the engines in deeplink.toml under [[engines]]"
-        )
+        return NoEngine("no engine is configured", remedy="list the engines in deeplink.toml under [[engines]]")
     why = ", ".join(f"{engine.name} ({engine.down})" for engine in _down(engines, work))
     if not why:
-        return NoEngine(
-            f"no engine that can {work} is configured", remedy=f"start one with role {work} or both"
-        )
+        return NoEngine(f"no engine that can {work} is configured", remedy=f"start one with role {work} or both")
     return NoEngine(f"no engine that can {work} is up: {why}")
 
 

@@ -92,9 +92,7 @@ class Upstream:
     async def get(self, url: str, headers: Iterable[tuple[str, str]]) -> Reply:
         return await self._call("GET", url, headers, None)
 
-    async def _call(
-        self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes | None
-    ) -> Reply:
+    async def _call(self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes | None) -> Reply:
         send = [*headers, ("Accept-Encoding", "identity")]
         if body is not None and all(name.lower() != "content-type" for name, _ in send):
             send.append(("Content-Type", "application/json"))
@@ -102,9 +100,7 @@ class Upstream:
         # up.
         data = None if body is None else io.BytesIO(body)
         try:
-            return Reply(
-                await self._session.request(method, url, data=data, headers=send, allow_redirects=False)
-            )
+            return Reply(await self._session.request(method, url, data=data, headers=send, allow_redirects=False))
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as exc:
             # Connecting is all that has a timeout here.
             raise NotSent(_cause(exc)) from exc

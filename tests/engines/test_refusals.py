@@ -16,7 +16,7 @@ def test_other_weights_of_the_same_shape_are_refused_by_name(pair: Pair, unlike:
     assert time.monotonic() - began < 2
     assert answer.status == 503
     assert answer.error["code"] == "contract_refused"
-    assert answer.error["param"] == "model.weights"
+    assert answer.error["field"] == "model.weights"
     for side in (other, pair.decode):
         assert side.contract.model.weights in answer.error["message"]
     assert other.control("/v1/status").json["ended"] == ended

@@ -168,9 +168,7 @@ class FakeEngine:
         return TicketRefused("the ticket is for another incarnation", field="epoch", ours="new", theirs="old")
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {"object": "list", "data": [{"id": f"model of {self.name}", "object": "model"}]}
-        )
+        return web.json_response({"object": "list", "data": [{"id": f"model of {self.name}", "object": "model"}]})
 
     async def _contract(self, request: web.Request) -> web.Response:
         self._check(request)

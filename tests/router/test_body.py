@@ -16,12 +16,8 @@ TICKET = "dGlja2V0"
 PART = {"deeplink": {"side": "consume", "ticket": TICKET}}
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-values = st.recursive(
-    leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
-)
-objects = st.dictionaries(st.text(), values).filter(
-    lambda d: "kv_transfer_params" not in d and "vllm_xargs" not in d
-)
+values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+objects = st.dictionaries(st.text(), values).filter(lambda d: "kv_transfer_params" not in d and "vllm_xargs" not in d)
 styles: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "ensure_ascii": st.booleans(),
@@ -153,9 +149,7 @@ def test_prefill_asks_for_one_token_and_no_stream() -> None:
         (False, {"max_completion_tokens": 9}, {"max_completion_tokens": 1, "max_tokens": 1}),
     ],
 )
-def test_prefill_uses_the_limit_the_client_used(
-    chat: bool, given_limits: dict[str, int], made: dict[str, int]
-) -> None:
+def test_prefill_uses_the_limit_the_client_used(chat: bool, given_limits: dict[str, int], made: dict[str, int]) -> None:
     fields = json.loads(bodies.prefill(bodies.parse(text(given_limits)), TICKET, chat=chat))
     assert {name: value for name, value in fields.items() if name.startswith("max")} == made
 

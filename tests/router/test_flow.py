@@ -299,9 +299,7 @@ def test_a_prefill_engines_own_reason_is_used() -> None:
     async def test() -> None:
         producer, consumer = pair()
         producer.answer = answers(500)
-        producer.reason = Reason(
-            "deadline_exceeded", "staging stayed full", "staging", "1", "2", "make it larger"
-        )
+        producer.reason = Reason("deadline_exceeded", "staging stayed full", "staging", "1", "2", "make it larger")
         async with rig(producer, consumer) as route:
             got = await route.complete(ASK)
             assert got.status == 504
@@ -345,9 +343,7 @@ def test_a_prefill_that_takes_too_long_is_dropped() -> None:
         (streams(b'data: {"error": {"message": "boom", "code": 500}}\n\n', CHUNKS[-1]), "boom"),
     ],
 )
-def test_a_failure_before_the_first_byte_is_a_typed_error(
-    ask: dict[str, Any], answer: Handler, cause: str
-) -> None:
+def test_a_failure_before_the_first_byte_is_a_typed_error(ask: dict[str, Any], answer: Handler, cause: str) -> None:
     async def test() -> None:
         producer, consumer = pair()
         consumer.answer = answer
@@ -369,9 +365,7 @@ def test_a_failure_before_the_first_byte_is_a_typed_error(
 
 
 @pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize(
-    "answer", [answers(500), dies, streams(b'data: {"error": {"message": "x", "code": 400}}\n\n')]
-)
+@pytest.mark.parametrize("answer", [answers(500), dies, streams(b'data: {"error": {"message": "x", "code": 400}}\n\n')])
 def test_the_reason_is_asked_of_decode_then_of_prefill(side: int, answer: Handler) -> None:
     async def test() -> None:
         engines = pair()

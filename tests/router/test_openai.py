@@ -9,9 +9,7 @@ from deeplink.router import openai
 
 
 def test_a_refusal_carries_the_field_and_both_values() -> None:
-    error = json.loads(
-        openai.body(Refused("they differ", field="dtype", ours="a", theirs="b", remedy="fix it"))
-    )
+    error = json.loads(openai.body(Refused("they differ", field="dtype", ours="a", theirs="b", remedy="fix it")))
     assert error == {
         "error": {
             "message": "they differ; field dtype: ours a, theirs b; fix it",

@@ -91,8 +91,6 @@ def test_errors_are_seen(data: bytes, message: str) -> None:
     assert error["message"] == message
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[DONE]", b'{"error": null}', b'"error"', b'{"choices": [{"text": "error"}]}']
-)
+@pytest.mark.parametrize("data", [b"", b"[DONE]", b'{"error": null}', b'"error"', b'{"choices": [{"text": "error"}]}'])
 def test_what_is_no_error(data: bytes) -> None:
     assert sse.error_in(data) is None
