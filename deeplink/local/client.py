@@ -34,7 +34,7 @@ def ask(
     """POST a completion or chat completion; `on_text` sees each piece of a streamed answer as it arrives.
 
     Token ids are in the answer when the body asks for them (`return_token_ids`). Raises LocalError for any
-    status but 200, for an error inside a stream, and for an endpoint that cannot be reached or does not finish.
+    status but 200, for an error inside a stream, for an endpoint that cannot be reached or does not finish.
     """
     where = f"{url}{path}"
     parts = urlsplit(url)

@@ -183,6 +183,6 @@ def _write_metadata(python: Path, name: str, version: str, log: Path) -> None:
     purelib = step.run(
         "finding site-packages", [python, "-I", "-c", code], log=log, remedy=REMEDY, timeout=60
     ).strip()
-    folder = Path(purelib) / f"{name}-{version}.dist-info"
+    folder = Path(purelib) / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

@@ -57,7 +57,7 @@ PROMPTS = (
     completion(
         "not streamed",
         "Once upon a time there was a miller who had three sons, a mill, a donkey and a cat. The sons had to "
-        "grind, the donkey had to fetch the corn and carry the flour, and the cat had to chase the mice away. "
+        "grind, the donkey had to fetch the corn and carry the flour, and the cat had to chase the mice. "
         "When the miller died, the three sons divided what he had: the eldest got the mill, the second the "
         "donkey, and the third nothing but the cat, for",
         stream=False,
