@@ -46,9 +46,7 @@ class EngineEntry(_Strict):
 class RouterSection(_Strict):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    deadline: Annotated[float, Field(gt=0, description="seconds from prefill's start to the KV being loaded")] = (
-        120.0
-    )
+    deadline: Annotated[float, Field(gt=0, description="seconds from prefill's start to the KV being loaded")] = 120.0
     max_body: Annotated[int, Field(gt=0, description="largest request body, bytes")] = 32 << 20
     poll: Annotated[float, Field(gt=0, description="seconds between looks at each engine's contract")] = 1.0
 
@@ -109,5 +107,8 @@ def parse(data: dict[str, Any], source: str) -> Config:
         first = exc.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise ConfigError(
-            f"{source}: {first['msg']}", field=field, ours=repr(first["input"])[:200], remedy="see docs/config.md"
+            f"{source}: {first['msg']}",
+            field=field,
+            ours=repr(first["input"])[:200],
+            remedy="see docs/config.md",
         ) from exc

@@ -13,6 +13,8 @@
     │   ├── ProtocolError         the peer sent what the wire format does not allow
     │   └── Aborted               one side gave the request up
     ├── RouteError                the router could not serve a request
+    │   ├── InvalidRequest        the client's body is not what the API takes
+    │   │   └── RequestTooLarge
     │   ├── NoEngine              nothing that can take it is up
     │   ├── PrefillFailed
     │   └── DecodeFailed
@@ -46,9 +48,7 @@ class DeeplinkError(Exception):
     code: ClassVar[str] = "deeplink_error"
     status: ClassVar[int] = 500
 
-    def __init__(
-        self, message: str, *, field: str = "", ours: str = "", theirs: str = "", remedy: str = ""
-    ) -> None:
+    def __init__(self, message: str, *, field: str = "", ours: str = "", theirs: str = "", remedy: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.field = field
@@ -71,9 +71,7 @@ class DeeplinkError(Exception):
     def from_reason(reason: Reason) -> DeeplinkError:
         """The error a peer reported, as the type it raised there (unknown codes become `HandoffError`)."""
         kind = _BY_CODE.get(reason.code, HandoffError)
-        return kind(
-            reason.message, field=reason.field, ours=reason.ours, theirs=reason.theirs, remedy=reason.remedy
-        )
+        return kind(reason.message, field=reason.field, ours=reason.ours, theirs=reason.theirs, remedy=reason.remedy)
 
 
 class ConfigError(DeeplinkError):
@@ -126,6 +124,16 @@ class Aborted(HandoffError):
 class RouteError(DeeplinkError):
     code = "route_error"
     status = 502
+
+
+class InvalidRequest(RouteError):
+    code = "invalid_request"
+    status = 400
+
+
+class RequestTooLarge(InvalidRequest):
+    code = "request_too_large"
+    status = 413
 
 
 class NoEngine(RouteError):

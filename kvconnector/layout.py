@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Union
+from typing import Literal
 
 from deeplink.errors import LayoutError
 
@@ -38,6 +38,7 @@ MAX_TEXT = 4096
 _WORD = re.compile(r"\s*(?:(k:|v:|[a-z]+)(?:([/%])([1-9][0-9]{0,8}))?|([()|]))")
 
 KV = Literal["k", "v"]
+Part = Literal["", "/", "%"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Axis:
     """One factor of one axis: the whole of it, its quotient by `factor` ("/") or its remainder ("%")."""
 
     name: str
-    part: Literal["", "/", "%"] = ""
+    part: Part = ""
     factor: int = 1
 
     def __str__(self) -> str:
@@ -81,7 +82,7 @@ class Split:
         return f"(k: {' '.join(map(str, self.k))} | v: {' '.join(map(str, self.v))})"
 
 
-Item = Union[Axis, Fused, Split]
+Item = Axis | Fused | Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,23 +148,27 @@ class Layout:
         return Bound(k, v, heads, head_dim, block_size, blocks, total // blocks)
 
 
+Word = tuple[int, str, Part, int]
+
+
 class _Words:
     """The text as words, with a place to point at."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.words: list[tuple[int, str, str, int]] = []
+        self.words: list[Word] = []
         position = 0
         while position < len(text.rstrip()):
             match = _WORD.match(text, position)
             if match is None:
                 raise LayoutError(f"layout {text!r}: cannot read from character {position}: {text[position:][:20]!r}")
             name, part, factor, mark = match.groups()
-            self.words.append((match.start(), name or mark, part or "", int(factor or 1)))
+            word: Part = "" if part is None else "/" if part == "/" else "%"
+            self.words.append((match.start(), name or mark, word, int(factor or 1)))
             position = match.end()
         self.next = 0
 
-    def take(self) -> tuple[int, str, str, int] | None:
+    def take(self) -> Word | None:
         if self.next == len(self.words):
             return None
         self.next += 1
@@ -185,7 +190,7 @@ def _items(words: _Words, closing: str | None) -> Iterator[Item]:
         if name == "(":
             yield _parenthesis(words)
         elif name in AXES:
-            yield Axis(name, part, factor)  # type: ignore[arg-type]
+            yield Axis(name, part, factor)
         else:
             raise words.fail(f"{name!r} is not an axis ({', '.join(AXES)})")
     if closing is not None:
@@ -227,7 +232,7 @@ def _check_axes(layout: Layout, text: str) -> None:
                 raise LayoutError(f"layout {text!r}: (k: … | v: …) inside another")
     for side in ("k", "v"):
         parts: dict[str, list[Axis]] = {name: [] for name in AXES}
-        for axis in _flat(layout.items, side):  # type: ignore[arg-type]
+        for axis in _flat(layout.items, side):
             parts[axis.name].append(axis)
         for name, found in parts.items():
             if not _complete(found):

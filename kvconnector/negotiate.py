@@ -113,9 +113,7 @@ def _group_refusals(where: str, ours: CacheGroup, theirs: CacheGroup) -> Iterato
         if group.dtype not in DTYPES:
             yield Refusal(f"{where}.dtype", ours.dtype, theirs.dtype, f"known: {', '.join(DTYPES)}")
         try:
-            Layout.parse(group.layout).bind(
-                heads=group.heads, head_dim=group.head_dim, block_size=group.block_size
-            )
+            Layout.parse(group.layout).bind(heads=group.heads, head_dim=group.head_dim, block_size=group.block_size)
         except LayoutError as exc:
             yield Refusal(f"{where}.layout", ours.layout, theirs.layout, str(exc))
 

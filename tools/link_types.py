@@ -16,9 +16,7 @@ OUT = ROOT / ".types"
 
 
 def main() -> None:
-    folders: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
-        "package-dir"
-    ]
+    folders: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     shutil.rmtree(OUT, ignore_errors=True)
     for name, folder in sorted(folders.items()):
         target = OUT.joinpath(*name.split("."))

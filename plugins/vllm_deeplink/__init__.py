@@ -1,1 +1,28 @@
-"""x"""
+"""deeplink for vLLM: ``vllm serve MODEL --platform deeplink --deeplink-role prefill|decode|both``.
+
+This module is imported by every vLLM process, wanted or not, so it imports nothing but the standard library.
+
+    flags       the command-line flags, and what they turn into
+    connector   vLLM's connector base class, split into
+    scheduler     the half in the engine-core process: which request hands over what
+    worker        the half in the process that holds the cache
+    orders      what the scheduler half tells the worker half each step
+    adapter     vLLM's cache tensors and model config -> cache, layout and contract
+    layouts     the layouts vLLM uses, and which attention backend uses which
+    probe       the proof, at start-up, that the declared layout is the real one
+"""
+
+from __future__ import annotations
+
+CONNECTOR = "DeepLinkConnector"
+
+
+def general_plugin() -> None:
+    """Entry point `vllm.general_plugins`: called in every process, and possibly more than once."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from vllm_deeplink import flags
+
+    if CONNECTOR not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(CONNECTOR, "vllm_deeplink.connector", CONNECTOR)
+    flags.install()

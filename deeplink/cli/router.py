@@ -1,0 +1,42 @@
+"""`deeplink router`: serve one OpenAI endpoint in front of the engines in deeplink.toml."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+
+from deeplink import config as configs
+from deeplink import secret as secrets
+from deeplink.errors import ConfigError
+from deeplink.router import app
+
+
+@click.command("router")
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"deeplink.toml; default: the file {configs.VARIABLE} names",
+)
+@click.option("--host", help="address to listen on, instead of the file's")
+@click.option("--port", type=click.IntRange(0, 65535), help="port to listen on, instead of the file's")
+def command(path: Path | None, host: str | None, port: int | None) -> None:
+    """Serve one OpenAI endpoint in front of the engines in deeplink.toml."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = configs.load(path)
+        secret = secrets.load(config.secret_file)
+    except ConfigError as exc:
+        raise click.ClickException(str(exc)) from exc
+    if not config.engines:
+        raise click.ClickException("no engine is configured; list them in deeplink.toml under [[engines]]")
+    over = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    config = config.model_copy(update={"router": config.router.model_copy(update=over)})
+    try:
+        app.run(config, secret)
+    except OSError as exc:
+        raise click.ClickException(
+            f"cannot listen on {config.router.host}:{config.router.port}: {exc.strerror or exc}"
+        ) from exc

@@ -1,0 +1,44 @@
+"""An engine's KV cache as kvconnector sees it: one flat array per layer, and what its elements mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeplink.kvconnector import convert
+from deeplink.kvconnector.layout import Bound
+from deeplink.kvconnector.plan import Chunk, runs
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The arrays stay the engine's; they are views of its memory, valid as long as the engine runs."""
+
+    layers: tuple[npt.NDArray[Any], ...]
+    bound: Bound
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = self.layers[0].dtype
+        return dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token on the wire, all layers."""
+        return len(self.layers) * 2 * self.bound.heads * self.bound.head_dim * self.dtype.itemsize
+
+    def wire_shape(self, tokens: int) -> tuple[int, ...]:
+        return convert.wire_shape(self.bound, len(self.layers), tokens)
+
+    def gather(self, table: Sequence[int], chunk: Chunk, wire_LSHTD: npt.NDArray[Any]) -> None:
+        """Copy the chunk's tokens out of the blocks. The caller vouches that nobody writes to them meanwhile."""
+        convert.gather(self.layers, self.bound, runs(table, self.bound.block_size, chunk), wire_LSHTD)
+
+    def scatter(self, wire_LSHTD: npt.NDArray[Any], origin: int, table: Sequence[int], chunk: Chunk) -> None:
+        """Copy the chunk's tokens into the blocks. The wire begins at token `origin`; the caller owns the blocks."""
+        where = runs(table, self.bound.block_size, chunk, origin)
+        convert.scatter(wire_LSHTD, self.bound, where, self.layers)

@@ -1,0 +1,178 @@
+"""The conversation between two engines about one handoff at a time: framed msgpack over an authenticated socket.
+
+    consumer -> producer   Hello  Claim  Grant  Landed  Quit
+    producer -> consumer   Hello  Accept  Chunk  Sent  End  Fail
+
+After both Hellos each side negotiates on its own; they reach the same answer. Then, per claim:
+
+    Claim            ->  Accept | Fail
+                     <-  Chunk(0) Chunk(1) …      as they are staged, a few ahead
+    Grant(i, key)    ->                           where chunk i may be pushed
+                     <-  Sent(i)                  after the transport's push of chunk i returned
+    Landed(i)        ->                           verified and scattered; the producer may forget it
+                     <-  End | Fail
+
+The data itself never travels here. The engine's own control endpoint uses the same channel with Ask and Cancel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from typing import Annotated
+
+import msgspec
+
+from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason
+from deeplink.kvconnector import wire
+from deeplink.kvconnector.contract import MAX_BYTES, Count, Name, Text
+from deeplink.kvconnector.handoff import Record
+
+PURPOSE = "channel"
+MAX_FRAME = 4 << 20
+_LENGTH = struct.Struct("<I")
+
+Short = Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    contract: Annotated[bytes, msgspec.Meta(max_length=MAX_BYTES)]
+
+
+class Claim(msgspec.Struct, frozen=True, tag="claim"):
+    """The consumer wants tokens ``[start, stop)``; `address` is where its transport takes pushes."""
+
+    ticket: Text
+    prompt: Short
+    start: Count
+    stop: Count
+    address: Text
+
+
+class Accept(msgspec.Struct, frozen=True, tag="accept"):
+    pass
+
+
+class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
+    """Tokens ``[start, stop)`` are staged: `length` bytes in wire form, and the digest of each tile (uint64, LE)."""
+
+    index: Count
+    start: Count
+    stop: Count
+    length: Count
+    digests: bytes
+
+
+class Grant(msgspec.Struct, frozen=True, tag="grant"):
+    index: Count
+    key: Short
+
+
+class Sent(msgspec.Struct, frozen=True, tag="sent"):
+    index: Count
+
+
+class Landed(msgspec.Struct, frozen=True, tag="landed"):
+    index: Count
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    pass
+
+
+class Fail(msgspec.Struct, frozen=True, tag="fail"):
+    reason: Reason
+
+
+class Quit(msgspec.Struct, frozen=True, tag="quit"):
+    reason: Reason
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """What is known of one handoff; with an empty name, of the whole process."""
+
+    handoff: Name
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    handoff: Name
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    """`record` answers an Ask about a handoff (None: unknown), the rest an Ask about the process."""
+
+    record: Record | None = None
+    staging_capacity: Count = 0
+    staging_used: Count = 0
+    claims: Count = 0
+    handoffs: Count = 0
+    ended: dict[str, int] = {}
+
+
+Message = Hello | Claim | Accept | Chunk | Grant | Sent | Landed | End | Fail | Quit | Ask | Cancel | Answer
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def decode(data: bytes) -> Message:
+    """Raises ProtocolError for anything that is not one of the messages above."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise ProtocolError(f"not a channel message: {exc}") from exc
+
+
+class Channel:
+    """One end of the conversation. One thread receives; sends and `close` may come from any thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._sending = threading.Lock()
+
+    @staticmethod
+    def connect(address: str, secret: bytes, deadline: float) -> Channel:
+        sock = wire.connect(address, deadline)
+        try:
+            wire.greet(sock, secret, PURPOSE, server=False, deadline=deadline)
+        except DeeplinkError:
+            sock.close()
+            raise
+        return Channel(sock)
+
+    def send(self, message: Message, deadline: float) -> None:
+        data = _encoder.encode(message)
+        with self._sending:
+            wire.send(self._socket, _LENGTH.pack(len(data)) + data, deadline)
+
+    def receive(self, deadline: float) -> Message:
+        (length,) = _LENGTH.unpack(wire.receive(self._socket, _LENGTH.size, deadline))
+        if length > MAX_FRAME:
+            raise ProtocolError(
+                "a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length)
+            )
+        return decode(wire.receive(self._socket, length, deadline))
+
+    def readable(self, seconds: float) -> bool:
+        return wire.readable(self._socket, seconds)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def ask(address: str, secret: bytes, message: Ask | Cancel, seconds: float = 2.0) -> Answer:
+    """One question to a process's channel. Raises PeerGone, DeadlineExceeded or Refused."""
+    deadline = time.monotonic() + seconds
+    channel = Channel.connect(address, secret, deadline)
+    try:
+        channel.send(message, deadline)
+        answer = channel.receive(deadline)
+    finally:
+        channel.close()
+    if not isinstance(answer, Answer):
+        raise PeerGone(f"{address} answered a question with {type(answer).__name__}")
+    return answer

@@ -1,0 +1,138 @@
+"""The engine's control endpoint: contract, state, the fate of a handoff, cancel. HTTP on its own port.
+
+It is where the router and `deeplink contract` look, because the engines' own error answers carry no reason. Every
+request needs the bearer token derived from the shared secret. The processes that hold the cache are asked over
+their channels, so this can live wherever the engine has one process that knows them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from deeplink import secret as shared
+from deeplink.errors import ConfigError, DeeplinkError
+from deeplink.kvconnector import channel as ch
+from deeplink.kvconnector import contract as co
+
+log = logging.getLogger(__name__)
+
+MAX_BODY = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The engine's own blocks: how many there are and how many are held by requests now."""
+
+    total: int
+    held: int
+
+
+class Control:
+    """Serves in a thread of its own from `start` on; `close` ends it."""
+
+    def __init__(self, contract: co.Contract, secret: bytes, blocks: Callable[[], Blocks]) -> None:
+        self._contract = contract
+        self._secret = secret
+        self._token = shared.control_token(secret)
+        self._blocks = blocks
+        self._loop = asyncio.new_event_loop()
+
+    def start(self, host: str, port: int) -> int:
+        """Bind (port 0: any) and serve; returns the port. Raises ConfigError when the address cannot be had."""
+        app = web.Application(middlewares=[self._authenticate], client_max_size=MAX_BODY)
+        app.router.add_get("/v1/contract", self._get_contract)
+        app.router.add_get("/v1/status", self._get_status)
+        app.router.add_get("/v1/handoffs/{handoff}", self._get_handoff)
+        app.router.add_delete("/v1/handoffs/{handoff}", self._delete_handoff)
+        runner = web.AppRunner(app, access_log=None)
+        self._loop.run_until_complete(runner.setup())
+        site = web.TCPSite(runner, host, port)
+        try:
+            self._loop.run_until_complete(site.start())
+        except OSError as exc:
+            raise ConfigError(
+                f"the control endpoint cannot listen on {host}:{port}: {exc.strerror}",
+                field="deeplink-control-port",
+                remedy="choose another port with --deeplink-control-port",
+            ) from exc
+        threading.Thread(target=self._loop.run_forever, name="deeplink-control", daemon=True).start()
+        bound: int = runner.addresses[0][1]
+        return bound
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    @web.middleware
+    async def _authenticate(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._token.encode()):
+            return web.json_response({"error": "the bearer token is not this engine's"}, status=401)
+        return await handler(request)
+
+    async def _get_contract(self, request: web.Request) -> web.Response:
+        if "application/json" in request.headers.get("Accept", ""):
+            return web.Response(body=co.to_json(self._contract), content_type="application/json")
+        return web.Response(body=co.encode(self._contract), content_type="application/msgpack")
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        answers = await self._ask(ch.Ask(""))
+        ended: Counter[str] = Counter()
+        for answer in answers:
+            ended.update(answer.ended)
+        blocks = self._blocks()
+        contract = self._contract
+        return web.json_response(
+            {
+                "engine": contract.engine,
+                "engine_version": contract.engine_version,
+                "chip": contract.chip,
+                "role": contract.role,
+                "epoch": contract.epoch,
+                "blocks": {"total": blocks.total, "held": blocks.held},
+                "staging": {
+                    "capacity": sum(answer.staging_capacity for answer in answers),
+                    "used": sum(answer.staging_used for answer in answers),
+                },
+                "claims": sum(answer.claims for answer in answers),
+                "handoffs": sum(answer.handoffs for answer in answers),
+                "ended": dict(ended),
+            }
+        )
+
+    async def _get_handoff(self, request: web.Request) -> web.Response:
+        answers = await self._ask(ch.Ask(request.match_info["handoff"]))
+        for answer in answers:
+            if answer.record is not None:
+                return web.Response(body=msgspec.json.encode(answer.record), content_type="application/json")
+        return web.json_response({"error": "no such handoff"}, status=404)
+
+    async def _delete_handoff(self, request: web.Request) -> web.Response:
+        await self._ask(ch.Cancel(request.match_info["handoff"]))
+        return web.Response(status=204)
+
+    async def _ask(self, message: ch.Ask | ch.Cancel) -> list[ch.Answer]:
+        loop = asyncio.get_running_loop()
+        try:
+            return list(
+                await asyncio.gather(
+                    *(
+                        loop.run_in_executor(None, ch.ask, rank.channel, self._secret, message)
+                        for rank in self._contract.ranks
+                    )
+                )
+            )
+        except DeeplinkError as exc:
+            raise web.HTTPServiceUnavailable(
+                text=msgspec.json.encode(exc.reason()).decode(), content_type="application/json"
+            ) from exc

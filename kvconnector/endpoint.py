@@ -1,0 +1,145 @@
+"""One engine process's side of kvconnector: what an engine plugin holds.
+
+It owns the staging memory, the ledger, the transport and the channel's listener, and wires the producer and the
+consumer to them. The plugin calls `producer` and `consumer`; peers and the control endpoint come in by the channel.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deeplink.errors import DeeplinkError, ProtocolError, Reason, Refused
+from deeplink.kvconnector import channel as ch
+from deeplink.kvconnector import contract as co
+from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.cache import Cache
+from deeplink.kvconnector.consumer import Consumer
+from deeplink.kvconnector.handoff import Ledger
+from deeplink.kvconnector.listener import Listener
+from deeplink.kvconnector.negotiate import Refusal, negotiate
+from deeplink.kvconnector.producer import Producer
+from deeplink.kvconnector.staging import Staging
+from deeplink.kvconnector.transport.base import Transport
+
+FIRST_SECONDS = 10.0
+IDLE_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests."""
+
+    host: str
+    staging: int
+    chunk: int
+    verify: bool
+
+
+class Endpoint:
+    """Starts listening when it is made. `state` builds the contract once the addresses are known."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        settings: Settings,
+        secret: bytes,
+        epoch: str,
+        transport: Transport,
+        state: Callable[[str, dict[str, str]], co.Contract],
+    ) -> None:
+        self._secret = secret
+        self._transport = transport
+        self._outgoing = Staging(settings.staging)
+        self._incoming = Staging(settings.staging)
+        self._ledger = Ledger()
+        self.producer = Producer(
+            cache,
+            self._outgoing,
+            self._ledger,
+            transport,
+            epoch,
+            min(settings.chunk, settings.staging),
+        )
+        self.consumer = Consumer(cache, self._incoming, self._ledger, transport, self._dial, verify=settings.verify)
+        self._listener = Listener(settings.host, secret, ch.PURPOSE, self._serve)
+        self.contract = state(self._listener.address, {transport.name: transport.address})
+        self._encoded = co.encode(self.contract)
+
+    def close(self) -> None:
+        self.producer.close()
+        self.consumer.close()
+        self._listener.close()
+        self._transport.close()
+
+    def refuse(self, handoff: str, reason: Reason) -> None:
+        """Keep the reason for a handoff this engine will not load, for whoever asks the control endpoint."""
+        if self._ledger.begin(handoff, "consumer", "receiving"):
+            self._ledger.end(handoff, "failed", reason)
+
+    def _dial(self, address: str, deadline: float) -> ch.Channel:
+        """As consumer: connect, exchange contracts, and go on only with an agreement."""
+        channel = ch.Channel.connect(address, self._secret, deadline)
+        try:
+            channel.send(ch.Hello(self._encoded), deadline)
+            answer = channel.receive(deadline)
+            if isinstance(answer, ch.Fail):
+                raise DeeplinkError.from_reason(answer.reason)
+            if not isinstance(answer, ch.Hello):
+                raise ProtocolError(f"{type(answer).__name__} instead of a contract")
+            self._agree(co.decode(answer.contract), self.contract)
+        except DeeplinkError:
+            channel.close()
+            raise
+        return channel
+
+    def _agree(self, producer: co.Contract, consumer: co.Contract) -> None:
+        result = negotiate(producer, consumer)
+        if isinstance(result, Refusal):
+            raise result.error("the prefill engine", "the decode engine")
+        if result.transport != self._transport.name:
+            raise Refused(
+                "the agreed transport is not the one this engine runs",
+                field="transport",
+                ours=self._transport.name,
+                theirs=result.transport,
+            )
+
+    def _serve(self, sock: socket.socket) -> None:
+        channel = ch.Channel(sock)
+        first = channel.receive(time.monotonic() + FIRST_SECONDS)
+        if isinstance(first, (ch.Ask, ch.Cancel)):
+            channel.send(self._answer(first), time.monotonic() + FIRST_SECONDS)
+            return
+        try:
+            if not isinstance(first, ch.Hello):
+                raise ProtocolError(f"{type(first).__name__} before a contract")
+            theirs = co.decode(first.contract)
+            self._agree(self.contract, theirs)
+            channel.send(ch.Hello(self._encoded), time.monotonic() + FIRST_SECONDS)
+            while True:
+                message = channel.receive(time.monotonic() + IDLE_SECONDS)
+                if isinstance(message, ch.Quit):
+                    return
+                if not isinstance(message, ch.Claim):
+                    raise ProtocolError(f"{type(message).__name__} out of turn")
+                ticket = tickets.verify(message.ticket, self._secret)
+                self.producer.serve(channel, message, ticket, theirs.epoch)
+        except DeeplinkError as exc:
+            channel.send(ch.Fail(exc.reason()), time.monotonic() + 1.0)
+            raise
+
+    def _answer(self, question: ch.Ask | ch.Cancel) -> ch.Answer:
+        if isinstance(question, ch.Cancel):
+            self.producer.abort(question.handoff)
+            self.consumer.cancel(question.handoff)
+        return ch.Answer(
+            record=self._ledger.get(question.handoff) if question.handoff else None,
+            staging_capacity=self._outgoing.capacity + self._incoming.capacity,
+            staging_used=self._outgoing.used + self._incoming.used,
+            claims=self.producer.claims + self.consumer.claims,
+            handoffs=self._ledger.open,
+            ended=dict(self._ledger.ended_by_state),
+        )

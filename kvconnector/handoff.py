@@ -1,0 +1,106 @@
+"""The life of one handoff, as each side sees it, and the ledger both keep.
+
+    producer:  filling -> staged -> drained | aborted | expired | failed
+    consumer:  receiving -> loaded | failed
+
+A record says where a handoff is and, once it has ended, why. Ended records are kept for a while, so that the router
+can ask after the fact and a ticket cannot be replayed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from typing import Literal
+
+import msgspec
+
+from deeplink.errors import Reason
+
+KEPT = 4096
+"""Ended records kept per engine."""
+
+Side = Literal["producer", "consumer"]
+FINAL = frozenset({"drained", "aborted", "expired", "failed", "loaded"})
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What can be told about one handoff.
+
+    `tokens` and `kv_bytes` count what was moved (so far); `milliseconds` runs from the claim (consumer) or the
+    opening (producer) to the end; `digest` is the sum of the tile digests of what was moved, 16 hex digits.
+    """
+
+    handoff: str
+    side: Side
+    state: str
+    reason: Reason | None = None
+    tokens: int = 0
+    kv_bytes: int = 0
+    milliseconds: float = 0.0
+    digest: str = ""
+
+
+class Ledger:
+    """Every handoff of one process, open and ended. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[Record, float]] = {}
+        self._ended: OrderedDict[str, Record] = OrderedDict()
+        self.ended_by_state: Counter[str] = Counter()
+
+    def begin(self, handoff: str, side: Side, state: str) -> bool:
+        """False when this handoff is known already: one incarnation handles an id once."""
+        with self._lock:
+            if handoff in self._open or handoff in self._ended:
+                return False
+            self._open[handoff] = (Record(handoff, side, state), time.monotonic())
+            return True
+
+    def enter(self, handoff: str, state: str) -> None:
+        with self._lock:
+            if handoff in self._open:
+                record, began = self._open[handoff]
+                self._open[handoff] = (msgspec.structs.replace(record, state=state), began)
+
+    def end(
+        self,
+        handoff: str,
+        state: str,
+        reason: Reason | None = None,
+        *,
+        tokens: int = 0,
+        kv_bytes: int = 0,
+        digest: int | None = None,
+    ) -> bool:
+        """Close a record. False when it had ended already: a late notice changes nothing."""
+        with self._lock:
+            if handoff not in self._open:
+                return False
+            record, began = self._open.pop(handoff)
+            self._ended[handoff] = msgspec.structs.replace(
+                record,
+                state=state,
+                reason=reason,
+                tokens=tokens,
+                kv_bytes=kv_bytes,
+                milliseconds=(time.monotonic() - began) * 1000,
+                digest="" if digest is None else f"{digest:016x}",
+            )
+            self.ended_by_state[state] += 1
+            while len(self._ended) > KEPT:
+                self._ended.popitem(last=False)
+            return True
+
+    def get(self, handoff: str) -> Record | None:
+        with self._lock:
+            if handoff in self._open:
+                return self._open[handoff][0]
+            return self._ended.get(handoff)
+
+    @property
+    def open(self) -> int:
+        with self._lock:
+            return len(self._open)

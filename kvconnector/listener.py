@@ -1,0 +1,79 @@
+"""A listening socket with one thread per authenticated connection, bounded in number."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from deeplink.errors import DeeplinkError
+from deeplink.kvconnector import wire
+
+log = logging.getLogger(__name__)
+
+GREETING_SECONDS = 5.0
+MAX_CONNECTIONS = 256
+
+
+class Listener:
+    """Accepts on ``host`` (any free port) and runs ``serve(sock)`` for each peer that passes the greeting.
+
+    `serve` owns nothing: the socket is closed when it returns or raises. A DeeplinkError from it ends that
+    connection alone; it is logged, and counted by whoever raised it.
+    """
+
+    def __init__(self, host: str, secret: bytes, purpose: str, serve: Callable[[socket.socket], None]) -> None:
+        self._secret = secret
+        self._purpose = purpose
+        self._serve = serve
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, 0), family=family, backlog=128)
+        port = self._socket.getsockname()[1]
+        self.address = f"[{host}]:{port}" if family is socket.AF_INET6 else f"{host}:{port}"
+        threading.Thread(target=self._accept, name=f"deeplink-{purpose}", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop accepting and break every connection."""
+        with self._lock:
+            sockets = [self._socket, *self._open]
+        for sock in sockets:
+            _shut(sock)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                full = len(self._open) >= MAX_CONNECTIONS
+                if not full:
+                    self._open.add(sock)
+            if full:
+                _shut(sock)
+                continue
+            threading.Thread(target=self._run, args=(sock,), name=f"deeplink-{self._purpose}-peer", daemon=True).start()
+
+    def _run(self, sock: socket.socket) -> None:
+        try:
+            wire.greet(sock, self._secret, self._purpose, server=True, deadline=time.monotonic() + GREETING_SECONDS)
+            self._serve(sock)
+        except DeeplinkError as exc:
+            log.info("deeplink %s: a connection ended: %s", self._purpose, exc)
+        finally:
+            with self._lock:
+                self._open.discard(sock)
+            _shut(sock)
+
+
+def _shut(sock: socket.socket) -> None:
+    # shutdown wakes a thread that is blocked on the socket; close alone does not.
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()

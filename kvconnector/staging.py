@@ -1,0 +1,116 @@
+"""Bounded memory that peers may touch; an engine's own blocks are never exposed.
+
+One arena per direction. A piece is owned by whoever allocated it until it is released; releasing twice is a bug and
+raises. When the arena is full the caller waits, within its deadline, and holds nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from bisect import insort
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeplink.errors import DeadlineExceeded, HandoffError
+
+ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`length` bytes of the arena, and the extent (aligned) that was reserved for them."""
+
+    offset: int
+    length: int
+    extent: int
+
+
+class Staging:
+    """An arena of `capacity` bytes with first-fit allocation, safe to use from several threads.
+
+    First fit keeps reusing the low addresses, so memory that was never needed is never touched.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._memory = mmap.mmap(-1, capacity)
+        self._view = memoryview(self._memory)
+        self._holes = [(0, capacity)]
+        self._held: set[Piece] = set()
+        self._freed = threading.Condition()
+
+    @property
+    def used(self) -> int:
+        """Bytes that are reserved now."""
+        with self._freed:
+            return sum(piece.extent for piece in self._held)
+
+    def try_allocate(self, length: int) -> Piece | None:
+        """A piece of `length` bytes, or None when there is no room for it now."""
+        extent = -(-length // ALIGN) * ALIGN
+        if extent > self.capacity:
+            raise HandoffError(
+                "a chunk is larger than the staging memory",
+                field="kv.staging",
+                ours=str(self.capacity),
+                theirs=str(extent),
+                remedy="raise kv.staging or lower kv.chunk in deeplink.toml",
+            )
+        with self._freed:
+            return self._take(length, extent)
+
+    def allocate(self, length: int, deadline: float) -> Piece:
+        """Wait for room until `deadline` (monotonic seconds); raises DeadlineExceeded."""
+        while (piece := self.try_allocate(length)) is None:
+            with self._freed:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded(
+                        f"no room for {length} bytes in staging before the deadline",
+                        field="kv.staging",
+                        ours=str(self.capacity),
+                        remedy="raise kv.staging in deeplink.toml",
+                    )
+                self._freed.wait(min(left, 0.05))
+        return piece
+
+    def release(self, piece: Piece) -> None:
+        with self._freed:
+            self._held.remove(piece)
+            insort(self._holes, (piece.offset, piece.extent))
+            self._merge()
+            self._freed.notify_all()
+
+    def view(self, piece: Piece) -> memoryview:
+        """The piece's bytes, writable. Valid until it is released."""
+        return self._view[piece.offset : piece.offset + piece.length]
+
+    def array(self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        return np.frombuffer(self.view(piece), dtype).reshape(shape)
+
+    def _take(self, length: int, extent: int) -> Piece | None:
+        for index, (offset, size) in enumerate(self._holes):
+            if size >= extent:
+                if size == extent:
+                    del self._holes[index]
+                else:
+                    self._holes[index] = (offset + extent, size - extent)
+                piece = Piece(offset, length, extent)
+                self._held.add(piece)
+                return piece
+        return None
+
+    def _merge(self) -> None:
+        merged = self._holes[:1]
+        for offset, size in self._holes[1:]:
+            last, length = merged[-1]
+            if last + length == offset:
+                merged[-1] = (last, length + size)
+            else:
+                merged.append((offset, size))
+        self._holes = merged

@@ -1,0 +1,79 @@
+"""The seam between kvconnector and whatever moves the bytes.
+
+A transport moves bytes from this process's staging into a peer's. The receiving side registers memory and hands the
+key to the peer over the handoff channel; the sending side pushes. Nothing is ever addressed by pointer.
+
+| method     | called by | when                                     | owns                                       |
+|------------|-----------|------------------------------------------|--------------------------------------------|
+| register   | consumer  | before it grants a chunk                 | the caller keeps the memory until withdraw |
+| connect    | producer  | once per peer, kept and reused           | the caller closes the link                 |
+| Link.push  | producer  | per chunk; returns when the peer has it  | the source stays the caller's              |
+| close      | both      | once, at shutdown                        |                                            |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a transport can do, as data.
+
+    `memory` names the kinds of memory it reads and writes ("dram", …); `authenticated` says that the serving side
+    checks key, bounds and secret itself, so that the network need not be trusted.
+    """
+
+    memory: frozenset[str]
+    cross_host: bool
+    authenticated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Bytes of ours, to go `offset` bytes into the peer's region `key`."""
+
+    source: memoryview
+    key: bytes
+    offset: int
+
+
+class Region(Protocol):
+    """Memory a peer may write into until it is withdrawn."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    def withdraw(self) -> None:
+        """When this returns no peer writes there any more, whatever state its push is in."""
+
+
+class Link(Protocol):
+    """A connection to one peer's transport. Used by one thread at a time."""
+
+    def push(self, pushes: Sequence[Push], deadline: float) -> None:
+        """Returns when every byte is in the peer's memory.
+
+        Raises PeerGone, DeadlineExceeded, or Refused when the peer knows no such region or the bytes would leave
+        it. After any of these the link is broken and must be closed.
+        """
+
+    def close(self) -> None:
+        """May come from another thread than the one that pushes, and makes its push fail."""
+
+
+class Transport(Protocol):
+    name: str
+    capabilities: Capabilities
+
+    @property
+    def address(self) -> str:
+        """Where peers connect to; it goes into the contract."""
+
+    def register(self, memory: memoryview) -> Region: ...
+
+    def connect(self, address: str, deadline: float) -> Link: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,112 @@
+"""Bytes over a stream socket, each call with a deadline, and the greeting that proves both ends know the secret.
+
+Deadlines are monotonic seconds. A broken connection is PeerGone, a late one DeadlineExceeded, bytes that make no
+sense ProtocolError. Nothing here reads more than it was asked to.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import select
+import socket
+import time
+
+from deeplink import secret as shared
+from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError, Refused
+
+MAGIC = b"DLK1"
+_NONCE = 16
+_MAC = 32
+
+
+def remaining(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineExceeded("the handoff's time ran out")
+    return left
+
+
+def connect(address: str, deadline: float) -> socket.socket:
+    """Connect to ``host:port``. The caller owns the socket."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ProtocolError(f"{address!r} is not host:port")
+    try:
+        sock = socket.create_connection((host.strip("[]"), int(port)), remaining(deadline))
+    except TimeoutError as exc:
+        raise DeadlineExceeded(f"no answer from {address}") from exc
+    except (OSError, OverflowError) as exc:
+        raise PeerGone(f"cannot connect to {address}: {exc}") from exc
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None:
+    view = memoryview(data)
+    try:
+        while view:
+            sock.settimeout(remaining(deadline))
+            view = view[sock.send(view) :]
+    except TimeoutError as exc:
+        raise DeadlineExceeded("the peer does not take what is sent") from exc
+    except OSError as exc:
+        raise PeerGone(f"the connection broke while sending: {exc}") from exc
+
+
+def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None:
+    """Fill `view` completely."""
+    try:
+        while view:
+            sock.settimeout(remaining(deadline))
+            count = sock.recv_into(view)
+            if count == 0:
+                raise PeerGone("the peer closed the connection")
+            view = view[count:]
+    except TimeoutError as exc:
+        raise DeadlineExceeded("the peer sends nothing") from exc
+    except OSError as exc:
+        raise PeerGone(f"the connection broke while receiving: {exc}") from exc
+
+
+def receive(sock: socket.socket, length: int, deadline: float) -> bytes:
+    buffer = bytearray(length)
+    receive_into(sock, memoryview(buffer), deadline)
+    return bytes(buffer)
+
+
+def readable(sock: socket.socket, seconds: float) -> bool:
+    """Whether bytes (or the end of the stream) are there within `seconds`."""
+    try:
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    except (OSError, ValueError) as exc:
+        raise PeerGone(f"the connection is closed: {exc}") from exc
+
+
+def greet(sock: socket.socket, secret: bytes, purpose: str, *, server: bool, deadline: float) -> None:
+    """Mutual challenge and response: each side proves it knows the key derived for `purpose`.
+
+    Both ends send a random number, then the MAC of both numbers and their own role, so an answer cannot be
+    reflected. Raises Refused when the peer's secret is another, ProtocolError when it does not speak this.
+    """
+    key = shared.derive(secret, purpose)
+    ours = secrets.token_bytes(_NONCE)
+    send(sock, MAGIC + ours, deadline)
+    hello = receive(sock, len(MAGIC) + _NONCE, deadline)
+    if not hello.startswith(MAGIC):
+        raise ProtocolError("the peer does not speak deeplink's protocol", field="magic", theirs=repr(hello[:4]))
+    theirs = hello[len(MAGIC) :]
+    nonces = theirs + ours if server else ours + theirs
+    roles = (b"server", b"client") if server else (b"client", b"server")
+    send(sock, hmac.digest(key, roles[0] + nonces, "sha256"), deadline)
+    answer = receive(sock, _MAC, deadline)
+    if not hmac.compare_digest(answer, hmac.digest(key, roles[1] + nonces, "sha256")):
+        raise Refused(
+            "the peer has another secret",
+            field="secret",
+            ours="(not shown)",
+            theirs="(not shown)",
+            remedy="give all engines and the router the same secret_file",
+        )

@@ -1,0 +1,146 @@
+"""vLLM's cache tensors and model config, in kvconnector's terms. Tested with vLLM 0.32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deeplink.errors import ConfigError, LayoutError
+from deeplink.kvconnector import weights
+from deeplink.kvconnector.cache import Cache
+from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
+from deeplink.kvconnector.convert import storage_dtype
+from deeplink.kvconnector.layout import DTYPES, Layout
+from vllm_deeplink import layouts
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
+
+
+def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Refuse at start-up, by the name of the setting, what this release cannot hand over."""
+    parallel = vllm_config.parallel_config
+    for field, value in (
+        ("tensor-parallel-size", parallel.tensor_parallel_size),
+        ("pipeline-parallel-size", parallel.pipeline_parallel_size),
+        ("data-parallel-size", parallel.data_parallel_size),
+        ("number of KV cache groups", len(kv_cache_config.kv_cache_groups)),
+    ):
+        if value != 1:
+            raise ConfigError(
+                f"this release hands over only with one of: {field}", field=field, ours=str(value), theirs="1"
+            )
+    if vllm_config.speculative_config is not None:
+        raise ConfigError(
+            "this release does not hand over with speculative decoding", field="speculative-config", theirs="none"
+        )
+
+
+def read_group(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, tensors: dict[str, torch.Tensor]
+) -> tuple[CacheGroup, Cache]:
+    """The cache group and its arrays, from the live tensors and the attention backend's own packing.
+
+    Each tensor is ``[block, head, token, 2 * dim]`` with K and V together; what its strides do not tell, the backend
+    declares. Raises LayoutError for anything else.
+    """
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    names = list(kv_cache_config.kv_cache_groups[0].layer_names)
+    if set(names) != set(tensors):
+        raise LayoutError(f"the cache has layers {sorted(tensors)}, its group names {sorted(names)}")
+    blocks, heads, block_size, content = tensors[names[0]].shape
+    dtype = str(tensors[names[0]].dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise LayoutError(f"a cache of {dtype}; this release moves {', '.join(DTYPES)}", field="dtype", theirs=dtype)
+    if block_size != spec.block_size:
+        raise LayoutError(
+            "the attention kernel's blocks are not the scheduler's",
+            field="block_size",
+            ours=str(spec.block_size),
+            theirs=str(block_size),
+        )
+    (text,) = {_declared(vllm_config, name) for name in names}
+    bound = Layout.parse(text).bind(heads=heads, head_dim=content // 2, block_size=block_size, blocks=blocks)
+    arrays = tuple(_flat(name, tensors[name], (blocks, heads, block_size, content), dtype) for name in names)
+    group = CacheGroup("full", tuple(range(len(names))), heads, content // 2, dtype, block_size, text)
+    return group, Cache(arrays, bound)
+
+
+def _declared(vllm_config: VllmConfig, name: str) -> str:
+    layer = attention_layer(vllm_config, name)
+    return layouts.declared(layer.get_attn_backend().get_name(), getattr(layer, "isa", ""))
+
+
+def attention_layer(vllm_config: VllmConfig, name: str) -> Any:
+    return vllm_config.compilation_config.static_forward_context[name]
+
+
+def _flat(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    import torch
+
+    if tensor.device.type != "cpu":
+        raise LayoutError(f"layer {name} is in {tensor.device} memory; this release reads host memory", field="device")
+    if tuple(tensor.shape) != shape or not tensor.is_contiguous():
+        raise LayoutError(
+            f"layer {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}",
+            field="strides",
+            ours=f"{shape}, dense",
+            theirs=str(tensor.stride()),
+        )
+    signed = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    flat: np.ndarray[Any, Any] = tensor.view(signed).view(-1).numpy().view(storage_dtype(dtype))
+    return flat
+
+
+def read_model(vllm_config: VllmConfig) -> Model:
+    """Model identity, with the weights fingerprint of the checkpoint on disk."""
+    model = vllm_config.model_config
+    hf = model.hf_text_config
+    rope = {
+        name: getattr(hf, name)
+        for name in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+        if getattr(hf, name, None) is not None
+    }
+    return Model(
+        architecture=", ".join(model.architectures),
+        layers=model.get_total_num_hidden_layers(),
+        vocabulary=model.get_vocab_size(),
+        rope=json.dumps(rope, sort_keys=True, default=str),
+        quantization=str(model.quantization or "none"),
+        weights=weights.fingerprint(_folder(model.model, model.revision)),
+    )
+
+
+def _folder(model: str, revision: str | None) -> Path:
+    """The checkpoint on disk: a folder, or what the hub client has already downloaded."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, revision=revision, local_files_only=True))
+
+
+def make_contract(
+    vllm_config: VllmConfig, group: CacheGroup, model: Model, channel: str, transports: dict[str, str]
+) -> Contract:
+    from vllm import __version__
+    from vllm.platforms import current_platform
+
+    transfer = vllm_config.kv_transfer_config
+    return Contract(
+        engine="vllm",
+        engine_version=__version__,
+        chip=str(current_platform.device_name or current_platform.device_type),
+        role=ROLES[transfer.kv_role],
+        epoch=transfer.engine_id,
+        model=model,
+        groups=(group,),
+        ranks=(Rank(0, 0, 0, (0, group.heads), channel, transports),),
+    )

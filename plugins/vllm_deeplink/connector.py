@@ -1,0 +1,154 @@
+"""vLLM's connector, in two halves: vLLM makes one per process and says which half it is to be.
+
+| vLLM calls                             | process     | goes to             |
+|----------------------------------------|-------------|---------------------|
+| get_num_new_matched_tokens             | engine core | SchedulerHalf.match |
+| update_state_after_alloc               | engine core | .allocated          |
+| build_connector_meta                   | engine core | .step               |
+| request_finished(_all_groups)          | engine core | .finished           |
+| set_xfer_handshake_metadata            | engine core | the control endpoint|
+| register_kv_caches                     | worker      | WorkerHalf.register |
+| start_load_kv                          | worker      | .start              |
+| wait_for_save                          | worker      | .save               |
+| get_transfer_results                   | worker      | .results            |
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+
+from deeplink import config, secret
+from deeplink.kvconnector import contract as co
+from deeplink.kvconnector.control import Blocks, Control
+from vllm_deeplink import adapter
+from vllm_deeplink.orders import Orders, RankContract
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+    from vllm_deeplink.scheduler import SchedulerHalf
+    from vllm_deeplink.worker import WorkerHalf
+
+log = logging.getLogger("vllm.deeplink")
+
+
+class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        adapter.check_supported(vllm_config, kv_cache_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._settings = config.load(extra.get("config"))
+        self._secret = secret.load(self._settings.secret_file)
+        self._control_port = int(extra.get("control_port", 0))
+        self._control: Control | None = None
+        self._manager: KVCacheManager | None = None
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            from vllm_deeplink.scheduler import SchedulerHalf
+
+            self._scheduler = SchedulerHalf(self._secret, vllm_config.kv_transfer_config.engine_id)
+        else:
+            from vllm_deeplink.worker import WorkerHalf
+
+            self._worker = WorkerHalf(vllm_config, kv_cache_config, self._settings, self._secret)
+
+    # -- engine core -----------------------------------------------------------------------------------------
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        self._manager = kv_cache_manager
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        """All workers have registered their cache: publish one contract for the engine."""
+        contracts = [co.decode(rank.contract) for _, rank in sorted(metadata.items()) if isinstance(rank, RankContract)]
+        ranks = tuple(contract.ranks[0] for contract in contracts)
+        self._control = Control(msgspec.structs.replace(contracts[0], ranks=ranks), self._secret, self._blocks)
+        port = self._control.start(self._settings.kv.host, self._control_port)
+        log.info("deeplink control endpoint on %s:%d", self._settings.kv.host, port)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        assert self._scheduler is not None
+        return self._scheduler.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        assert self._scheduler is not None
+        self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        assert self._scheduler is not None
+        return self._scheduler.step(scheduler_output)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        return self._scheduler.finished(request), None
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        return self._scheduler.finished(request), None
+
+    def _blocks(self) -> Blocks:
+        assert self._manager is not None
+        pool = self._manager.block_pool
+        total = pool.num_gpu_blocks - 1  # block 0 is vLLM's null block, never given to a request
+        return Blocks(total, total - pool.get_num_free_blocks())
+
+    # -- worker ----------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        assert self._worker is not None
+        self._worker.register(kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        assert self._worker is not None
+        return RankContract(self._worker.contract)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        assert self._worker is not None
+        self._worker.start(self._orders())
+
+    def wait_for_save(self) -> None:
+        assert self._worker is not None
+        self._worker.save(self._orders())
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        assert self._worker is not None
+        return self._worker.results(finished_req_ids)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: a request runs only after its whole load was reported."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
+    ) -> None:
+        """Nothing to save per layer: a chunk is staged whole, after the forward pass."""
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        if self._control is not None:
+            self._control.close()
+
+    def _orders(self) -> Orders:
+        orders = self._get_connector_metadata()
+        assert isinstance(orders, Orders)
+        return orders

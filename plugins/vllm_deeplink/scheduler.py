@@ -1,0 +1,191 @@
+"""The half in the engine-core process: which request hands over what, and to which blocks.
+
+It holds no cache. What it decides goes to the worker half as `Orders`, once per step; what the worker finds out comes
+back through vLLM's own lists of finished and failed transfers.
+
+    producing   the request's KV is offered. Its blocks stay until the worker says that all of it is staged, which is
+                at the latest one step after prefill ends, unless staging is full.
+    consuming   the request's KV is loaded. vLLM parks the request and keeps its blocks until the worker reports it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from deeplink.errors import DeeplinkError, TicketRefused
+from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.consumer import Order
+from deeplink.kvconnector.prompt import prompt_digest
+from deeplink.kvconnector.ticket import Ticket
+from vllm_deeplink.orders import Deny, Fill, Open, Orders
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+PARAMETER = "deeplink"
+
+
+@dataclass(slots=True)
+class _Producing:
+    ticket: Ticket
+    prompt: bytes
+    tokens: int
+    table: list[int] = field(default_factory=list)
+    opened: bool = False
+    filled: bool = False
+
+
+@dataclass(slots=True)
+class _Consuming:
+    order: Order | None
+    denial: DeeplinkError | None
+    handoff: str | None
+    phase: Literal["new", "matched", "loading", "done"] = "new"
+
+
+class SchedulerHalf:
+    def __init__(self, secret: bytes, epoch: str) -> None:
+        self._secret = secret
+        self._epoch = epoch
+        self._producing: dict[str, _Producing] = {}
+        self._consuming: dict[str, _Consuming] = {}
+        self._orders = Orders()
+
+    def match(self, request: Request, computed: int) -> tuple[int, bool]:
+        """How many tokens beyond the `computed` ones come from outside, and whether they come asynchronously.
+
+        vLLM asks whenever it is about to admit a request: at first, and again after a preemption or a failed load.
+        A handoff is tried once; after that the request is computed here like any other.
+        """
+        consuming = self._consuming_of(request)
+        if consuming is None or consuming.phase not in ("new", "matched"):
+            self._note_producer(request)
+            return 0, False
+        # The last prompt token is computed here in any case: it is what the first new token is sampled from.
+        missing = request.num_prompt_tokens - 1 - computed
+        if missing <= 0 and consuming.denial is None:
+            consuming.phase = "done"
+            assert consuming.order is not None
+            self._orders.loads.append(replace(consuming.order, request=""))
+            return 0, False
+        consuming.phase = "matched"
+        # A request that is to be denied must have something to wait for, or vLLM would not park it.
+        return max(missing, 1), True
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
+        """vLLM has given the request its blocks; `external` of its tokens are to be loaded into them."""
+        consuming = self._consuming.get(request.request_id)
+        if consuming is None or consuming.phase != "matched" or external == 0:
+            return
+        consuming.phase = "loading"
+        if consuming.denial is not None:
+            self._orders.denies.append(Deny(request.request_id, consuming.handoff, consuming.denial.reason()))
+            return
+        assert consuming.order is not None
+        stop = request.num_prompt_tokens - 1
+        (table,) = blocks.get_block_ids()
+        consuming.order = replace(consuming.order, start=stop - external, stop=stop, table=tuple(table))
+        self._orders.loads.append(consuming.order)
+
+    def step(self, output: SchedulerOutput) -> Orders:
+        """The orders for the step that `output` describes."""
+        for name in output.preempted_req_ids or ():
+            if (producing := self._producing.get(name)) is not None:
+                producing.table = []
+                self._orders.lost.append(producing.ticket.handoff)
+        for new in output.scheduled_new_reqs:
+            if (producing := self._producing.get(new.req_id)) is not None:
+                producing.table = list(new.block_ids[0])
+                self._fill(new.req_id, producing, new.num_computed_tokens, output)
+        cached = output.scheduled_cached_reqs
+        for name, blocks, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            if (producing := self._producing.get(name)) is not None:
+                if name in cached.resumed_req_ids:
+                    producing.table = []
+                producing.table = producing.table + (blocks[0] if blocks else [])
+                self._fill(name, producing, computed, output)
+        orders, self._orders = self._orders, Orders()
+        return orders
+
+    def finished(self, request: Request) -> bool:
+        """The request is over. True: vLLM keeps its blocks until the worker reports them sent."""
+        from vllm.v1.request import RequestStatus
+
+        consuming = self._consuming.pop(request.request_id, None)
+        if consuming is not None and consuming.phase == "loading" and consuming.order is not None:
+            # Late for a load that has ended, which the worker then ignores.
+            self._orders.cancels.append(consuming.order)
+        producing = self._producing.pop(request.request_id, None)
+        if producing is None or not producing.opened:
+            return False
+        if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
+            self._orders.aborts.append(producing.ticket.handoff)
+        return True
+
+    def _fill(self, name: str, producing: _Producing, computed: int, output: SchedulerOutput) -> None:
+        if producing.filled:
+            return
+        if not producing.opened:
+            producing.opened = True
+            self._orders.opens.append(Open(name, producing.ticket, producing.prompt, producing.tokens))
+        after = min(computed + output.num_scheduled_tokens[name], producing.tokens)
+        producing.filled = after == producing.tokens
+        self._orders.fills.append(Fill(name, producing.ticket.handoff, list(producing.table), after))
+
+    def _note_producer(self, request: Request) -> None:
+        """Remember a request whose KV is to be offered. A bad ticket offers nothing; the claim is told why."""
+        name = request.request_id
+        parameters = _parameters(request, "produce")
+        if parameters is None or name in self._producing:
+            return
+        try:
+            ticket = tickets.verify(parameters.get("ticket"), self._secret)
+        except TicketRefused:
+            return
+        self._producing[name] = _Producing(ticket, _identity(request), request.num_prompt_tokens)
+
+    def _consuming_of(self, request: Request) -> _Consuming | None:
+        name = request.request_id
+        if name in self._consuming:
+            return self._consuming[name]
+        parameters = _parameters(request, "consume")
+        if parameters is None:
+            return None
+        try:
+            text = parameters.get("ticket")
+            ticket = tickets.verify(text, self._secret)
+        except TicketRefused as exc:
+            consuming = _Consuming(None, exc, None)
+        else:
+            denial = None
+            if ticket.consumer != self._epoch:
+                denial = TicketRefused(
+                    "the ticket is for another incarnation of this engine",
+                    field="epoch",
+                    ours=self._epoch,
+                    theirs=ticket.consumer,
+                    remedy="the engine was restarted; ask again",
+                )
+            order = Order(name, ticket, str(text), _identity(request), 0, 0, ())
+            consuming = _Consuming(order, denial, ticket.handoff)
+        self._consuming[name] = consuming
+        return consuming
+
+
+def _parameters(request: Request, side: str) -> dict[str, Any] | None:
+    given = (request.kv_transfer_params or {}).get(PARAMETER)
+    return given if isinstance(given, dict) and given.get("side") == side else None
+
+
+def _identity(request: Request) -> bytes:
+    """The prompt's tokens and whatever else vLLM keys its blocks by."""
+    extra = [f"salt={request.cache_salt}"] if request.cache_salt else []
+    if request.lora_request is not None:
+        extra.append(f"lora={request.lora_request.lora_name}")
+    extra += [f"media={feature.identifier}@{feature.mm_position.offset}" for feature in request.mm_features or ()]
+    return prompt_digest(request.prompt_token_ids or (), extra)

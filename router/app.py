@@ -1,0 +1,207 @@
+"""The HTTP endpoint: OpenAI's API towards clients, everything else behind `Flow`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from aiohttp import web
+from multidict import CIMultiDict
+
+from deeplink.config import Config
+from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError
+from deeplink.router import body as bodies
+from deeplink.router import openai
+from deeplink.router.choice import choose
+from deeplink.router.control import Control
+from deeplink.router.exchange import Answer, Exchange
+from deeplink.router.fleet import Fleet
+from deeplink.router.flow import Flow
+from deeplink.router.headers import Headers, to_client, to_engine
+from deeplink.router.upstream import Lost, Upstream
+
+UPLOAD_SECONDS = 60.0
+MODELS_SECONDS = 10.0
+MAX_MODELS = 4 << 20
+_JSON = [("Content-Type", "application/json")]
+
+log = logging.getLogger(__name__)
+
+_config = web.AppKey("config", Config)
+_fleet = web.AppKey("fleet", Fleet)
+_flow = web.AppKey("flow", Flow)
+_upstream = web.AppKey("upstream", Upstream)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(config: Config, secret: bytes) -> web.Application:
+    """Serve it with ``handler_cancellation=True``: a client that leaves must end what runs for it."""
+    # The body is read, and its size checked, in `_read`.
+    app = web.Application(middlewares=[_errors])
+    app[_config] = config
+    app.cleanup_ctx.append(lambda app: _parts(app, config, secret))
+    app.router.add_post("/v1/completions", _completions)
+    app.router.add_post("/v1/chat/completions", _completions)
+    app.router.add_get("/v1/models", _models)
+    app.router.add_get("/health", _health)
+    return app
+
+
+def run(config: Config, secret: bytes) -> None:
+    """Serve until SIGINT or SIGTERM. Raises OSError if the address cannot be had."""
+    web.run_app(
+        make_app(config, secret),
+        host=config.router.host,
+        port=config.router.port,
+        handler_cancellation=True,
+        access_log=None,
+    )
+
+
+async def _parts(app: web.Application, config: Config, secret: bytes) -> AsyncIterator[None]:
+    upstream, control = Upstream(), Control(secret)
+    try:
+        async with Fleet(config, control) as fleet:
+            app[_upstream], app[_fleet] = upstream, fleet
+            app[_flow] = Flow(fleet, upstream, secret, config.router.deadline)
+            yield
+    finally:
+        await control.close()
+        await upstream.close()
+
+
+async def _completions(request: web.Request) -> web.StreamResponse:
+    began = time.monotonic()
+    raw = await _read(request, request.app[_config].router.max_body)
+    exchange = Exchange(request.path, to_engine(request.headers.items()), bodies.parse(raw))
+    response: web.StreamResponse | None = None
+    failure: DeeplinkError | None = None
+    try:
+        async with request.app[_flow].serve(exchange) as answer:
+            response = _response(answer, exchange)
+            if not isinstance(answer.body, bytes):
+                await response.prepare(request)
+                async for chunk in answer.body:
+                    await response.write(chunk)
+                await response.write_eof()
+    except DeeplinkError as exc:
+        failure = exc
+        response = _failed(exc, exchange)
+    except (asyncio.CancelledError, ConnectionResetError):
+        log.info("%s", _line(exchange, "gone", None, began))
+        raise
+    log.info("%s", _line(exchange, str(response.status), failure or exchange.error, began))
+    return response
+
+
+async def _models(request: web.Request) -> web.StreamResponse:
+    fleet = request.app[_fleet]
+    if all(engine.down for engine in fleet.table.engines):
+        await fleet.look()
+    up = sorted((e for e in fleet.table.engines if not e.down), key=lambda engine: not engine.consumes)
+    if not up:
+        raise NoEngine("no engine is up")
+    url, headers = up[0].url + request.path_qs, to_engine(request.headers.items())
+    try:
+        answer = await asyncio.wait_for(_fetch(request.app[_upstream], url, headers), MODELS_SECONDS)
+    except asyncio.TimeoutError as exc:
+        raise RouteError(f"engine {up[0].name} did not answer within {MODELS_SECONDS:g} s") from exc
+    except Lost as exc:
+        raise RouteError(f"engine {up[0].name}: {exc}") from exc
+    return web.Response(status=answer.status, headers=CIMultiDict(answer.headers), body=answer.body)
+
+
+async def _fetch(upstream: Upstream, url: str, headers: Headers) -> Answer:
+    reply = await upstream.get(url, headers)
+    try:
+        return Answer(reply.status, to_client(reply.headers), await reply.read(MAX_MODELS))
+    finally:
+        reply.close()
+
+
+async def _health(request: web.Request) -> web.StreamResponse:
+    table = request.app[_fleet].table
+    try:
+        choose(table, handoff=True, load={}, turn=0)
+    except DeeplinkError as exc:
+        status, why = 503, str(exc)
+    else:
+        status, why = 200, ""
+    engines = {
+        engine.name: {"up": not engine.down, "role": engine.contract.role if engine.contract else None}
+        for engine in table.engines
+    }
+    return web.json_response({"ok": not why, "reason": why, "engines": engines}, status=status)
+
+
+async def _read(request: web.Request, limit: int) -> bytes:
+    """The request's body. Raises RequestTooLarge once it is known to be, InvalidRequest if it does not
+    arrive."""
+    too_large = RequestTooLarge(f"the request body is larger than router.max_body, {limit} bytes")
+    if (request.content_length or 0) > limit:
+        raise too_large
+
+    async def read() -> bytes:
+        data = bytearray()
+        async for chunk in request.content.iter_any():
+            data += chunk
+            if len(data) > limit:
+                raise too_large
+        return bytes(data)
+
+    try:
+        return await asyncio.wait_for(read(), UPLOAD_SECONDS)
+    except asyncio.TimeoutError as exc:
+        raise InvalidRequest(f"the request body did not arrive within {UPLOAD_SECONDS:g} s") from exc
+    except web.RequestPayloadError as exc:
+        raise InvalidRequest("the request body could not be read") from exc
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every failure in the shape OpenAI clients read."""
+    try:
+        return await handler(request)
+    except DeeplinkError as exc:
+        log.info("%s status=%d code=%s", request.path, exc.status, exc.code)
+        return _failed(exc, None)
+    except web.HTTPException as exc:
+        if exc.status < 400:
+            raise
+        code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status, "http_error")
+        message = f"{request.method} {request.path}: {exc.reason}"
+        headers = CIMultiDict(_JSON)
+        if "Allow" in exc.headers:
+            headers["Allow"] = exc.headers["Allow"]
+        return web.Response(status=exc.status, headers=headers, body=openai.error(exc.status, code, message))
+
+
+def _response(answer: Answer, exchange: Exchange) -> web.StreamResponse:
+    headers = CIMultiDict([*answer.headers, *exchange.marks()])
+    if isinstance(answer.body, bytes):
+        return web.Response(status=answer.status, headers=headers, body=answer.body)
+    return web.StreamResponse(status=answer.status, headers=headers)
+
+
+def _failed(failure: DeeplinkError, exchange: Exchange | None) -> web.Response:
+    headers = CIMultiDict([*_JSON, *(exchange.marks() if exchange else ())])
+    return web.Response(status=failure.status, headers=headers, body=openai.body(failure))
+
+
+def _line(exchange: Exchange, status: str, failure: DeeplinkError | None, began: float) -> str:
+    """The log's one line for this request. Nothing of what was asked or answered is in it: messages may
+    quote."""
+    words = {
+        "status": status,
+        "phase": exchange.phase,
+        "handoff": exchange.handoff,
+        "prefill": exchange.prefill,
+        "decode": exchange.decode,
+        "code": failure.code if failure else "",
+        "field": failure.field if failure else "",
+        "ms": f"{1000 * (time.monotonic() - began):.0f}",
+    }
+    return f"{exchange.path} " + " ".join(f"{name}={value}" for name, value in words.items() if value)

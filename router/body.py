@@ -1,0 +1,114 @@
+"""The client's JSON body, and the bodies the engines are sent in its place. Pure.
+
+Bodies are the engines' business: no field is checked, dropped or defaulted here, whatever its name. The one
+exception is `kv_transfer_params`, which belongs to the router; a client's own is removed, so that clients
+cannot pass tickets. What a body holds is decided on the parsed value, never by looking for text: a key may be
+written with escapes, or twice.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from deeplink.errors import InvalidRequest
+
+PARAMS = "kv_transfer_params"
+# vLLM merges this field's members into the place where its connector looks for kv_transfer_params.
+_SMUGGLER = "vllm_xargs"
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One request as the client sent it. `fields` is read-only and holds no `kv_transfer_params`; `raw` is
+    the client's bytes, or those of `fields` where something had to be removed."""
+
+    raw: bytes
+    fields: dict[str, Any]
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.fields.get("stream"))
+
+
+def parse(raw: bytes) -> Body:
+    """Raises InvalidRequest for anything but one JSON object in UTF-8."""
+    try:
+        fields = json.loads(raw.decode())
+    except RecursionError as exc:
+        raise InvalidRequest("the request body is nested too deeply") from exc
+    except ValueError as exc:
+        # The error's own text may quote the body; the place is enough.
+        place = f" (at character {exc.pos})" if isinstance(exc, json.JSONDecodeError) else ""
+        raise InvalidRequest(f"the request body is not JSON{place}") from exc
+    if not isinstance(fields, dict):
+        raise InvalidRequest("the request body is not a JSON object")
+    extra = fields.get(_SMUGGLER)
+    holders = [fields, extra] if isinstance(extra, dict) else [fields]
+    found = [holder.pop(PARAMS) for holder in holders if PARAMS in holder]
+    return Body(_dump(fields) if found else raw, fields)
+
+
+def params(side: str, ticket: str) -> dict[str, Any]:
+    """What tells an engine its part in a handoff; `side` is produce or consume."""
+    return {"deeplink": {"side": side, "ticket": ticket}}
+
+
+def prefill(body: Body, ticket: str, *, chat: bool) -> bytes:
+    """The body for the producer: the same prompt, one token, no stream."""
+    fields = dict(body.fields)
+    for name in ("stream_options", "min_tokens"):
+        fields.pop(name, None)
+    fields |= {"stream": False, PARAMS: params("produce", ticket)}
+    if "n" in fields:
+        fields["n"] = 1
+    newer = "max_completion_tokens"
+    if newer in fields:
+        fields[newer] = 1
+    if not (chat and newer in fields) or "max_tokens" in fields:
+        fields["max_tokens"] = 1
+    return _dump(fields)
+
+
+def decode(body: Body, ticket: str) -> bytes:
+    """The body for the consumer: the client's own bytes with one member put in front of the others."""
+    member = json.dumps({PARAMS: params("consume", ticket)}, separators=(",", ":"))[1:-1].encode()
+    start = body.raw.index(b"{") + 1
+    comma = b"," if body.fields else b""
+    return b"".join((body.raw[:start], member, comma, body.raw[start:]))
+
+
+def obstacle(body: Body, *, chat: bool) -> str:
+    """Which field keeps this request from being handed over; "" if none does."""
+    fields = body.fields
+    for name in ("n", "best_of"):
+        if fields.get(name) not in (None, 1):
+            return name
+    for name in ("use_beam_search", "prompt_embeds"):
+        if fields.get(name):
+            return name
+    if fields.get("prompt_logprobs") is not None:
+        return "prompt_logprobs"
+    if fields.get("echo") and fields.get("logprobs") not in (None, False):
+        return "echo"
+    # Nothing to decode: with echo, engines take it as "give me my prompt back".
+    if 0 in (fields.get("max_tokens"), fields.get("max_completion_tokens")):
+        return "max_tokens"
+    if not chat and _prompts(fields.get("prompt")) > 1:
+        return "prompt"
+    return ""
+
+
+def _prompts(prompt: object) -> int:
+    """How many prompts a completion request has. A list of token ids is one."""
+    if not isinstance(prompt, list) or all(isinstance(item, int) for item in prompt):
+        return 1
+    return len(prompt)
+
+
+def _dump(fields: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(fields, separators=(",", ":")).encode()
+    except RecursionError as exc:
+        raise InvalidRequest("the request body is nested too deeply") from exc

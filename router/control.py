@@ -1,0 +1,95 @@
+"""Calls to an engine's control endpoint: its contract, why a handoff failed, and cancelling one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import aiohttp
+import msgspec
+
+from deeplink import secret as shared
+from deeplink.errors import ConfigError, PeerGone, ProtocolError, Reason
+from deeplink.kvconnector import contract as contracts
+from deeplink.kvconnector.contract import Contract
+
+SECONDS = 1.0
+MAX_STATE = 64 << 10
+
+log = logging.getLogger(__name__)
+
+
+class HandoffState(msgspec.Struct, frozen=True):
+    """What one side says about a handoff; the members the router reads."""
+
+    handoff: str
+    state: str
+    reason: Reason | None = None
+
+
+_state = msgspec.json.Decoder(HandoffState)
+
+
+class Control:
+    """The control endpoints of all engines. Every call ends within SECONDS. Made in a running loop; `close`
+    it."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
+            timeout=aiohttp.ClientTimeout(total=SECONDS),
+            headers={"Authorization": f"Bearer {shared.control_token(secret)}"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def contract(self, url: str) -> Contract:
+        """Raises PeerGone, ConfigError (another secret), ProtocolError, or Refused (another wire version)."""
+        status, data = await self._call("GET", f"{url}/v1/contract", contracts.MAX_BYTES)
+        if status == 401:
+            raise ConfigError(
+                f"the control endpoint {url} does not take this router's secret",
+                field="secret_file",
+                remedy="give the router and all engines the same secret_file",
+            )
+        if status != 200:
+            raise ProtocolError(
+                f"the control endpoint {url} answered {status}", field="status", theirs=str(status)
+            )
+        return contracts.decode(data)
+
+    async def handoff(self, url: str, handoff: str) -> HandoffState | None:
+        """What the engine says about this handoff; None if it knows nothing, or does not say."""
+        try:
+            status, data = await self._call("GET", f"{url}/v1/handoffs/{handoff}", MAX_STATE)
+            return _state.decode(data) if status == 200 else None
+        except (PeerGone, msgspec.DecodeError) as exc:
+            log.debug("no state of handoff %s from %s: %s", handoff, url, exc)
+            return None
+
+    async def cancel(self, url: str, handoff: str) -> None:
+        """Cancel the handoff if it is still open. An engine that cannot be reached ends it at the ticket's
+        deadline."""
+        try:
+            await self._call("DELETE", f"{url}/v1/handoffs/{handoff}", MAX_STATE)
+        except PeerGone as exc:
+            log.debug("handoff %s not cancelled at %s: %s", handoff, url, exc)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _call(self, method: str, url: str, limit: int) -> tuple[int, bytes]:
+        """Status and at most `limit` + 1 bytes of the body."""
+        try:
+            async with self._session.request(method, url, allow_redirects=False) as response:
+                data = bytearray()
+                async for chunk in response.content.iter_any():
+                    data += chunk
+                    if len(data) > limit:
+                        break
+                return response.status, bytes(data[: limit + 1])
+        except asyncio.TimeoutError as exc:
+            raise PeerGone(f"no answer from {url} within {SECONDS:g} s") from exc
+        except aiohttp.ClientConnectorError as exc:
+            raise PeerGone(f"cannot connect to {url}: {exc.strerror or exc.os_error}") from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            raise PeerGone(f"{url}: {type(exc).__name__}: {exc}") from exc

@@ -1,0 +1,98 @@
+"""A router in front of fake engines, on real sockets, and a client of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from deeplink import config as configs
+from deeplink.router.app import make_app
+
+from .fake_engine import SECRET, FakeEngine, make_contract, running
+
+SECONDS = 20.0
+
+
+def check(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs one test body with a deadline."""
+    asyncio.run(asyncio.wait_for(test(), SECONDS))
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+@dataclass
+class Rig:
+    url: str
+    client: aiohttp.ClientSession
+
+    def post(self, json: Any = None, path: str = "/v1/completions", **more: Any) -> Any:
+        return self.client.post(self.url + path, json=json, **more)
+
+    async def complete(self, json: Any = None, path: str = "/v1/completions", **more: Any) -> Got:
+        async with self.post(json, path, **more) as response:
+            return Got(response.status, await response.read(), response.headers)
+
+    async def get(self, path: str) -> Got:
+        async with self.client.get(self.url + path) as response:
+            return Got(response.status, await response.read(), response.headers)
+
+
+@dataclass
+class Got:
+    status: int
+    data: bytes
+    headers: Any
+
+    @property
+    def error(self) -> dict[str, Any]:
+        import json
+
+        error: dict[str, Any] = json.loads(self.data)["error"]
+        return error
+
+
+def pair(**group: Any) -> tuple[FakeEngine, FakeEngine]:
+    """A prefill and a decode engine that agree, unless `group` changes the decode engine's cache."""
+    producer = FakeEngine("p", make_contract("prefill", channel="127.0.0.1:41"))
+    return producer, FakeEngine("d", make_contract("decode", channel="127.0.0.1:42", **group))
+
+
+@asynccontextmanager
+async def router(*engines: FakeEngine, **section: Any) -> AsyncIterator[Rig]:
+    """A router that knows these engines, which run already."""
+    config = configs.parse(
+        {
+            "router": {"port": 0, "poll": 0.1} | section,
+            "engines": [{"name": e.name, "url": e.url, "control": e.control} for e in engines],
+        },
+        "test",
+    )
+    runner = web.AppRunner(
+        make_app(config, SECRET), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as client:
+            yield Rig(f"http://127.0.0.1:{runner.addresses[0][1]}", client)
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def rig(*engines: FakeEngine, **section: Any) -> AsyncIterator[Rig]:
+    async with running(*engines), router(*engines, **section) as made:
+        yield made
