@@ -21,19 +21,13 @@ DEFAULT_PORT = 8000
 
 @click.command(name="demo")
 @click.option("--once", is_flag=True, help="Send a few requests, check every one, and end.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="With --once: the last line of stdout is one JSON object."
-)
+@click.option("--json", "as_json", is_flag=True, help="With --once: the last line of stdout is one JSON object.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help=f"The router's.  [default: {DEFAULT_PORT}; any with --once]"
 )
 @click.option("--dtype", default="float32", show_default=True, help="Of both engines' weights and KV cache.")
-@click.option(
-    "--prefill-block", default=64, show_default=True, help="Tokens per KV block of the prefill engine."
-)
-@click.option(
-    "--decode-block", default=128, show_default=True, help="Tokens per KV block of the decode engine."
-)
+@click.option("--prefill-block", default=64, show_default=True, help="Tokens per KV block of the prefill engine.")
+@click.option("--decode-block", default=128, show_default=True, help="Tokens per KV block of the decode engine.")
 @click.option(
     "--model",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -55,7 +49,7 @@ def command(
     if as_json and not once:
         raise click.UsageError("--json needs --once")
     signal.signal(signal.SIGTERM, _end)
-    console = Console(stderr=True, highlight=False)
+    console = _console(stderr=True)
     # Any port will do for a run that no one else talks to.
     options = Options(
         port or (0 if once else DEFAULT_PORT),
@@ -93,7 +87,7 @@ def _once(running: Running, as_json: bool, console: Console) -> None:
         tuple(request.facts for request in judged),
         held,
     )
-    tables = console if as_json else Console()
+    tables = console if as_json else _console()
     tables.print(report.engines_table(found.prefill, found.decode, agreement))
     tables.print(report.requests_table(judged))
     if as_json:
@@ -104,7 +98,7 @@ def _once(running: Running, as_json: bool, console: Console) -> None:
 
 def _stay(running: Running) -> None:
     """One request for the eyes, then stay up until Ctrl-C or until a process ends."""
-    stack, console = running.stack, Console(highlight=False)
+    stack, console = running.stack, _console()
     prefill, decode, agreement = measure.agreement(stack)
     console.print(report.engines_table(report.engine_facts(prefill), report.engine_facts(decode), agreement))
     console.print(f"[bold]{WELCOME.fields['messages'][0]['content']}[/]")
@@ -127,6 +121,12 @@ It stays up until Ctrl-C. From another terminal:
   client = OpenAI(base_url="{url}/v1", api_key="none")
   print(client.completions.create(model="{model}", prompt="The capital of France is").choices[0].text)
 """
+
+
+def _console(stderr: bool = False) -> Console:
+    """As wide as the terminal; wide enough for the tables where there is none."""
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=110)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

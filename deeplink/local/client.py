@@ -28,9 +28,7 @@ class Answer:
     ttft_ms: float = 0.0
 
 
-def ask(
-    url: str, path: str, body: Mapping[str, Any], on_text: Callable[[str], None] = lambda _: None
-) -> Answer:
+def ask(url: str, path: str, body: Mapping[str, Any], on_text: Callable[[str], None] = lambda _: None) -> Answer:
     """POST a completion or chat completion; `on_text` sees each piece of a streamed answer as it arrives.
 
     Token ids are in the answer when the body asks for them (`return_token_ids`). Raises LocalError for any
@@ -44,9 +42,7 @@ def ask(
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
-            raise LocalError(
-                f"{where} answered {response.status}: {response.read(4000).decode(errors='replace')}"
-            )
+            raise LocalError(f"{where} answered {response.status}: {response.read(4000).decode(errors='replace')}")
         answer = Answer({name.lower(): value for name, value in response.getheaders()})
         events = _events(response) if body.get("stream") else iter([response.read()])
         for event in events:
@@ -96,9 +92,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
     raise http.client.IncompleteRead(b"", None)
 
 
-def _add(
-    answer: Answer, event: dict[str, Any], begin: float, on_text: Callable[[str], None], where: str
-) -> None:
+def _add(answer: Answer, event: dict[str, Any], begin: float, on_text: Callable[[str], None], where: str) -> None:
     if "error" in event:
         raise LocalError(f"{where} failed while it answered: {json.dumps(event['error'])[:2000]}")
     for choice in event.get("choices", ()):

@@ -103,9 +103,7 @@ def _start(
     token = _write_config(config, router_port, (prefill, decode))
     # Side by side: most of the start is importing, on one core each.
     progress("starting both engines (about half a minute on two idle cores)")
-    pair = [
-        ends.enter_context(engines.process(engine, env, packages, folder)) for engine in (prefill, decode)
-    ]
+    pair = [ends.enter_context(engines.process(engine, env, packages, folder)) for engine in (prefill, decode)]
     wait_all_ready(pair, ENGINES_SECONDS)
     progress("starting the router")
     router = ends.enter_context(_router(config, router_port, packages, folder))

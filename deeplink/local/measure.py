@@ -37,9 +37,7 @@ class Stack:
 def agreement(stack: Stack) -> tuple[Contract, Contract, str]:
     """Both contracts and what `negotiate` makes of them. Raises Refused if they cannot hand over."""
     prefill, decode = (
-        contracts.decode(
-            client.get(f"{engine.control}/v1/contract", stack.token, accept="application/msgpack")
-        )
+        contracts.decode(client.get(f"{engine.control}/v1/contract", stack.token, accept="application/msgpack"))
         for engine in (stack.prefill, stack.decode)
     )
     result = negotiate(prefill, decode)
@@ -84,10 +82,7 @@ def measure(stack: Stack, prompt: Prompt, on_text: Callable[[str], None] = lambd
 def leaks(stack: Stack) -> Leaks:
     """What both engines hold one second from now."""
     time.sleep(1)
-    held = [
-        client.get_json(f"{engine.control}/v1/status", stack.token)
-        for engine in (stack.prefill, stack.decode)
-    ]
+    held = [client.get_json(f"{engine.control}/v1/status", stack.token) for engine in (stack.prefill, stack.decode)]
     return Leaks(
         blocks=sum(status["blocks"]["held"] for status in held),
         staging_bytes=sum(status["staging"]["used"] for status in held),

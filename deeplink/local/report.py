@@ -115,9 +115,9 @@ def requests_table(requests: Iterable[Judged]) -> Table:
     table = Table(title="requests: prefilled by one engine, decoded by the other")
     for column in ("request", "path"):
         table.add_column(column)
-    for column in ("prompt tokens", "KV bytes", "handoff ms", "TTFT ms"):
+    for column in ("tokens", "KV bytes", "handoff ms", "TTFT ms"):
         table.add_column(column, justify="right")
-    for column in ("digest", "same tokens as decode alone"):
+    for column in ("digest", "equal to decode alone"):
         table.add_column(column)
     for request in requests:
         facts = request.facts
