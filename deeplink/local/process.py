@@ -18,7 +18,7 @@ from deeplink.errors import LocalError
 from deeplink.local import launch, step
 
 LOG_LINES = 30
-GRACE_SECONDS = 15.0
+GRACE_SECONDS = 8.0
 _POLL_SECONDS = 0.1
 
 # A proxy that the environment names is for the outside, not for this machine.
