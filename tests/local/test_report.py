@@ -54,9 +54,7 @@ def test_a_request_fails_by_name(change: dict[str, object], name: str) -> None:
 @pytest.mark.parametrize("name", Leaks.__struct_fields__)
 def test_a_leak_fails_by_name(name: str) -> None:
     leaks = msgspec.structs.replace(NONE, **{name: 3})
-    assert report.failed_checks("exact", [JUDGED], leaks) == [
-        f"leaks.{name}: 3 still held after the last answer"
-    ]
+    assert report.failed_checks("exact", [JUDGED], leaks) == [f"leaks.{name}: 3 still held after the last answer"]
 
 
 def test_a_lossy_agreement_fails() -> None:
