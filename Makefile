@@ -4,7 +4,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: install demo check test test-fast test-all clean
+.PHONY: install demo check lint-imports test test-fast test-all clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -27,7 +27,12 @@ check: install
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/python tools/link_types.py
 	@$(VENV)/bin/mypy
-	@$(VENV)/bin/lint-imports
+	@$(MAKE) --no-print-directory lint-imports
+
+# From .types, where the packages lie as they are imported; the folders of the checkout have other names.
+lint-imports: install
+	@$(VENV)/bin/python tools/link_types.py
+	@cd .types && $(CURDIR)/$(VENV)/bin/lint-imports --config $(CURDIR)/pyproject.toml
 
 test: install
 	@$(VENV)/bin/pytest

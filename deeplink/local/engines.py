@@ -28,9 +28,15 @@ _QUIET = {
 class Engine:
     """One vLLM engine to start.
 
-    `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml.
-    `core` pins the arithmetic to one core, None leaves it to the kernel. `kv_gib` is the size of its KV
-    cache. `flags` and `env` come last and so override.
+    <<<<<<< HEAD
+        `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml. `core` pins
+        the arithmetic to one core, None leaves it to the kernel. `kv_gib` is the size of its KV cache. `flags` and `env`
+        come last and so override.
+    =======
+        `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml.
+        `core` pins the arithmetic to one core, None leaves it to the kernel. `kv_gib` is the size of its KV
+        cache. `flags` and `env` come last and so override.
+    >>>>>>> local
     """
 
     name: str
