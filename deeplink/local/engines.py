@@ -28,15 +28,9 @@ _QUIET = {
 class Engine:
     """One vLLM engine to start.
 
-    <<<<<<< HEAD
-        `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml. `core` pins
-        the arithmetic to one core, None leaves it to the kernel. `kv_gib` is the size of its KV cache. `flags` and `env`
-        come last and so override.
-    =======
-        `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml.
-        `core` pins the arithmetic to one core, None leaves it to the kernel. `kv_gib` is the size of its KV
-        cache. `flags` and `env` come last and so override.
-    >>>>>>> local
+    `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml.
+    `core` pins the arithmetic to one core, None leaves it to the kernel. `kv_gib` is the size of its KV
+    cache. `flags` and `env` come last and so override.
     """
 
     name: str
