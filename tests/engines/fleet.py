@@ -140,7 +140,7 @@ class Fleet:
             "config": self.config,
             "served_name": SERVED,
             "core": None,
-            "flags": (),
+            "kv_mib": 300,
             **settings,
         }
         env = {
@@ -149,7 +149,6 @@ class Fleet:
             "DEEPLINK_TESTING_FAULT": str(self.fault),
             **values.pop("env", {}),
         }
-        values["flags"] += ("--kv-cache-memory-bytes", "300M")
         engine = Engine(name=name, role=role, port=port, env=env, **values)
         return Running(engine, engines.process(engine, self.environment, self.overlay, self.folder))
 
