@@ -42,7 +42,7 @@ from deeplink.local.process import Process, wait_all_ready
 
 LENGTHS = (100, 500, 900)
 DECODED = 64
-WORDS = [
+WORDS = ("river", "stone", "house", "garden", "winter", "morning", "letter", "music", "window", "answer", "forest")
     "river",
     "stone",
     "house",
