@@ -43,21 +43,6 @@ from deeplink.local.process import Process, wait_all_ready
 LENGTHS = (100, 500, 900)
 DECODED = 64
 WORDS = ("river", "stone", "house", "garden", "winter", "morning", "letter", "music", "window", "answer", "forest")
-    "river",
-    "stone",
-    "house",
-    "garden",
-    "winter",
-    "morning",
-    "letter",
-    "music",
-    "window",
-    "answer",
-    "forest",
-    "island",
-    "market",
-    "bridge",
-]
 START_SECONDS = 600.0
 IDLE_SECONDS = 15.0
 SECONDS = 120.0
