@@ -36,7 +36,7 @@ def connect(address: str, deadline: float) -> socket.socket:
         sock = socket.create_connection((host.strip("[]"), int(port)), remaining(deadline))
     except TimeoutError as exc:
         raise DeadlineExceeded(f"no answer from {address}") from exc
-    except (OSError, OverflowError) as exc:
+    except (OSError, OverflowError, UnicodeError) as exc:  # UnicodeError: a host that cannot be a name
         raise PeerGone(f"cannot connect to {address}: {exc}") from exc
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
