@@ -36,6 +36,8 @@ MAX_FRAME = 4 << 20
 _LENGTH = struct.Struct("<I")
 
 Short = Annotated[bytes, msgspec.Meta(max_length=64)]
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+"""A size of memory: unlike a `Count` it may well be above 2^31."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -105,8 +107,8 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """`record` answers an Ask about a handoff (None: unknown), the rest an Ask about the process."""
 
     record: Record | None = None
-    staging_capacity: Count = 0
-    staging_used: Count = 0
+    staging_capacity: Bytes = 0
+    staging_used: Bytes = 0
     claims: Count = 0
     handoffs: Count = 0
     ended: dict[str, int] = {}
