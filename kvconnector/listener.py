@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 GREETING_SECONDS = 5.0
 MAX_CONNECTIONS = 256
+RETRY_SECONDS = 0.05
 
 
 class Listener:
@@ -31,6 +32,7 @@ class Listener:
         self._serve = serve
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=128)
         port = self._socket.getsockname()[1]
@@ -40,6 +42,7 @@ class Listener:
     def close(self) -> None:
         """Stop accepting and break every connection."""
         with self._lock:
+            self._closed = True
             sockets = [self._socket, *self._open]
         for sock in sockets:
             _shut(sock)
@@ -48,14 +51,19 @@ class Listener:
         while True:
             try:
                 sock, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError as exc:
+                if self._closed:
+                    return
+                # A peer that has gone again, or no file descriptors left: it passes, and peers must be able to come.
+                log.warning("deeplink %s: a connection could not be accepted: %s", self._purpose, exc)
+                time.sleep(RETRY_SECONDS)
+                continue
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                full = len(self._open) >= MAX_CONNECTIONS
-                if not full:
+                welcome = not self._closed and len(self._open) < MAX_CONNECTIONS
+                if welcome:
                     self._open.add(sock)
-            if full:
+            if not welcome:
                 _shut(sock)
                 continue
             threading.Thread(target=self._run, args=(sock,), name=f"deeplink-{self._purpose}-peer", daemon=True).start()
