@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from deeplink.errors import DeadlineExceeded, DeeplinkError, ProtocolError, Refused
+from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.hookspecs import hookimpl
 from deeplink.kvconnector import wire
 from deeplink.kvconnector.listener import Listener
@@ -120,6 +120,7 @@ class TcpTransport:
                 # The rest of the stream cannot be trusted to be in step, so say why and end it.
                 text = problem.encode()[:MAX_ERROR]
                 wire.send(sock, _ERROR + _LENGTH.pack(len(text)) + text, time.monotonic() + BODY_SECONDS)
+                _drain(sock)
                 raise ProtocolError(f"a peer pushed where it may not: {problem}")
 
     def _receive(self, sock: socket.socket, key: bytes, offset: int, length: int) -> str:
@@ -137,6 +138,15 @@ class TcpTransport:
                 region.writers.discard(sock)
                 self._changed.notify_all()
         return ""
+
+
+def _drain(sock: socket.socket) -> None:
+    """Take what the peer still sends until it has read the answer and closes: an early close would destroy the answer."""
+    scratch = memoryview(bytearray(64 << 10))
+    deadline = time.monotonic() + BODY_SECONDS
+    with contextlib.suppress(PeerGone, DeadlineExceeded):
+        while True:
+            wire.receive_into(sock, scratch, deadline)
 
 
 @hookimpl
