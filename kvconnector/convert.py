@@ -116,13 +116,17 @@ def _rows(run: Run, factors: tuple[Factor, ...]) -> Iterator[Rows]:
 
 
 def _move(bound: Bound, side: Strided, run: Run, rows: Rows, base: int, tokens: int, itemsize: int) -> _Move:
-    (block,), (head,) = side.of("block"), side.of("head")
+    (block,) = side.of("block")
     dim = bound.head_dim
     block_offset = side.offset + run.block * block.stride
     token = run.at - run.first
-    shape = [run.count, bound.heads]
-    block_strides = [block.stride, head.stride]
-    wire_strides = [bound.block_size * dim, tokens * dim]
+    shape = [run.count]
+    block_strides = [block.stride]
+    wire_strides = [bound.block_size * dim]
+    for factor in side.of("head"):
+        shape.append(factor.extent)
+        block_strides.append(factor.stride)
+        wire_strides.append(factor.unit * tokens * dim)
     for factor, (first, extent) in zip(side.of("token"), rows, strict=True):
         block_offset += first * factor.stride
         token += first * factor.unit
