@@ -276,5 +276,6 @@ def _side(items: tuple[Item, ...], side: KV, sizes: dict[str, int], text: str) -
             factors.append(Factor(axis.name, axis.extent(size), axis.unit, stride))
         stride *= axis.extent(size)
     order = {name: place for place, name in enumerate(("block", "head", "token", "dim"))}
-    factors.sort(key=lambda factor: (order[factor.axis], -factor.unit))
+    # Of an axis the quotient first; by 1, quotient and remainder have one unit and only the extent tells them apart.
+    factors.sort(key=lambda factor: (order[factor.axis], -factor.unit, -factor.extent))
     return Strided(offset, tuple(factors)), stride
