@@ -31,7 +31,9 @@ def addresses(text: str, sizes: dict[str, int]) -> np.ndarray:
     out = np.empty((2, *shape), np.int64)
     for place, side in enumerate("kv"):
         for at in itertools.product(*map(range, shape)):
-            out[(place, *at)] = address(text, side, dict(zip(("block", "head", "token", "dim"), at, strict=True)), sizes)
+            out[(place, *at)] = address(
+                text, side, dict(zip(("block", "head", "token", "dim"), at, strict=True)), sizes
+            )
     return out
 
 
