@@ -141,7 +141,7 @@ class TcpTransport:
 
 
 def _drain(sock: socket.socket) -> None:
-    """Take what the peer still sends until it has read the answer and closes: an early close would destroy the answer."""
+    """Take what the peer sends until it has read the answer and closes: an early close would destroy the answer."""
     scratch = memoryview(bytearray(64 << 10))
     deadline = time.monotonic() + BODY_SECONDS
     with contextlib.suppress(PeerGone, DeadlineExceeded):

@@ -32,6 +32,11 @@ class Child:
         assert line, "the child has ended"
         return line.strip()
 
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 

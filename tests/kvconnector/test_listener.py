@@ -54,7 +54,9 @@ def works(listener: Listener) -> bool:
         return wire.receive(sock, 1, soon()) == b"!"
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.0\r\n\r\n-----", bytes(100), b"\xff" * 5000, wire.MAGIC + bytes(48)])
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.0\r\n\r\n-----", bytes(100), b"\xff" * 5000, wire.MAGIC + bytes(48)]
+)
 def test_garbage_on_the_port(make: Make, garbage: bytes) -> None:
     listener = make()
     with dial(listener.address) as sock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -30,8 +31,8 @@ def test_pieces_never_overlap_and_all_comes_back(capacity: int, steps: list[tupl
             staging.view(piece)[:] = bytes([mark]) * length
             held.append((piece, mark))
         extents = sorted((piece.offset, piece.offset + piece.extent) for piece, _ in held if piece.extent)
-        assert all(a_stop <= b_start for (_, a_stop), (b_start, _) in zip(extents, extents[1:], strict=False))
-        assert all(0 <= start and stop <= capacity for start, stop in extents)
+        assert all(a_stop <= b_start for (_, a_stop), (b_start, _) in itertools.pairwise(extents))
+        assert all(start >= 0 and stop <= capacity for start, stop in extents)
         assert staging.used == sum(stop - start for start, stop in extents)
     for piece, mark in held:
         assert set(staging.view(piece)) <= {mark}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import signal
 import socket
@@ -81,7 +82,7 @@ def test_many_small_ones_in_any_order(transport: TcpTransport) -> None:
     pushes = [
         Push(memoryview(source)[base + a : base + b], regions[index].key, a)
         for index, base in enumerate((0, 25_000))
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for a, b in itertools.pairwise(cuts)
     ]
     order = np.random.default_rng(1).permutation(len(pushes))
     half = len(order) // 2
@@ -183,7 +184,7 @@ def test_withdrawn_in_a_storm_of_writers(transport: TcpTransport) -> None:
         links = [transport.connect(transport.address, soon()) for _ in range(3)]
         source = memoryview(bytearray(b"x" * (1 << 20)))
 
-        def storm(link=links[0], key=region.key, source=source) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+        def storm(link=links[0], key=region.key, source=source) -> None:  # type: ignore[no-untyped-def]
             while True:
                 link.push([Push(source, key, 0)], soon(30))
 
