@@ -33,6 +33,7 @@ from deeplink.kvconnector.handoff import Record
 
 PURPOSE = "channel"
 MAX_FRAME = 4 << 20
+LAST_SECONDS = 0.05
 _LENGTH = struct.Struct("<I")
 
 Short = Annotated[bytes, msgspec.Meta(max_length=64)]
@@ -159,6 +160,18 @@ class Channel:
 
     def readable(self, seconds: float) -> bool:
         return wire.readable(self._socket, seconds)
+
+    def last_words(self) -> Reason | None:
+        """Why the peer left, if it said so before: a Fail or Quit that has arrived and was not read yet.
+
+        A connection that breaks while sending hides it otherwise. Nothing can be said on the channel afterwards.
+        """
+        with contextlib.suppress(DeeplinkError):
+            while self.readable(LAST_SECONDS):
+                message = self.receive(time.monotonic() + LAST_SECONDS)
+                if isinstance(message, (Fail, Quit)):
+                    return message.reason
+        return None
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -192,10 +192,12 @@ class Consumer:
         try:
             self._converse(load, channel, landings)
             healthy = True
+        except PeerGone as exc:
+            if (reason := channel.last_words()) is not None:
+                raise DeeplinkError.from_reason(reason) from exc
+            raise
         except DeeplinkError as exc:
-            # PeerGone needs no farewell, and a Fail came from the producer itself: it knows.
-            if not isinstance(exc, PeerGone):
-                _farewell(channel, exc.reason())
+            _farewell(channel, exc.reason())
             raise
         finally:
             for landing in landings.values():

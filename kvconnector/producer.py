@@ -28,6 +28,7 @@ from deeplink.errors import (
     DeadlineExceeded,
     DeeplinkError,
     HandoffError,
+    PeerGone,
     ProtocolError,
     Reason,
     Refused,
@@ -293,6 +294,9 @@ class Producer:
             # When the handoff was ended from elsewhere, the broken link is the consequence, not the cause.
             if handoff.ended is not None:
                 raise DeeplinkError.from_reason(handoff.ended) from exc
+            # The consumer says farewell and withdraws its regions; a push that breaks tells less than the farewell.
+            if isinstance(exc, (PeerGone, Refused)) and (reason := channel.last_words()) is not None:
+                raise DeeplinkError.from_reason(reason) from exc
             raise
         finally:
             with self._changed:
