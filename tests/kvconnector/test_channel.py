@@ -162,3 +162,29 @@ def test_ask(pair: Pair) -> None:
 def test_ask_nobody() -> None:
     with pytest.raises(PeerGone):
         ch.ask("127.0.0.1:1", SECRET, ch.Ask(""))
+
+
+def test_last_words_are_heard_although_sending_breaks() -> None:
+    """A peer that fails closes with our messages unread, so the next one we send is answered with a reset."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = Channel(socket.create_connection(server.getsockname()))
+        sock, _ = server.accept()
+    theirs = Channel(sock)
+    for _ in range(3):
+        ours.send(ch.Landed(1), soon())
+    theirs.send(ch.Sent(0), soon())
+    theirs.send(ch.Fail(REASON), soon())
+    theirs.close()
+    with pytest.raises(PeerGone):  # noqa: PT012 - the first may still go out
+        for _ in range(1000):
+            ours.send(ch.Landed(1), soon())
+    assert ours.last_words() == REASON
+    assert ours.last_words() is None
+    ours.close()
+    assert ours.last_words() is None
+
+
+def test_no_last_words(ends: tuple[socket.socket, Channel]) -> None:
+    assert ends[1].last_words() is None
+    ends[0].sendall(struct.pack("<I", 3) + b"abc")
+    assert ends[1].last_words() is None
