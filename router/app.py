@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 from deeplink.config import Config
 from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError
@@ -17,7 +16,7 @@ from deeplink.router import openai
 from deeplink.router.choice import choose
 from deeplink.router.control import Control
 from deeplink.router.exchange import Answer, Exchange
-from deeplink.router.fleet import Fleet
+from deeplink.router.fleet import PATIENCE_SECONDS, Fleet
 from deeplink.router.flow import Flow
 from deeplink.router.headers import Headers, to_client, to_engine
 from deeplink.router.upstream import Lost, Upstream
@@ -37,12 +36,15 @@ _upstream = web.AppKey("upstream", Upstream)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(config: Config, secret: bytes) -> web.Application:
-    """Serve it with ``handler_cancellation=True``: a client that leaves must end what runs for it."""
+def make_app(config: Config, secret: bytes, *, patience: float = PATIENCE_SECONDS) -> web.Application:
+    """Serve it with ``handler_cancellation=True``: a client that leaves must end what runs for it.
+
+    An engine that is down and silent for `patience` seconds is given up, with the calls that wait for it.
+    """
     # The body is read, and its size checked, in `_read`.
     app = web.Application(middlewares=[_errors])
     app[_config] = config
-    app.cleanup_ctx.append(lambda app: _parts(app, config, secret))
+    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, patience))
     app.router.add_post("/v1/completions", _completions)
     app.router.add_post("/v1/chat/completions", _completions)
     app.router.add_get("/v1/models", _models)
@@ -61,10 +63,10 @@ def run(config: Config, secret: bytes) -> None:
     )
 
 
-async def _parts(app: web.Application, config: Config, secret: bytes) -> AsyncIterator[None]:
+async def _parts(app: web.Application, config: Config, secret: bytes, patience: float) -> AsyncIterator[None]:
     upstream, control = Upstream(), Control(secret)
     try:
-        async with Fleet(config, control) as fleet:
+        async with Fleet(config, control, patience) as fleet:
             app[_upstream], app[_fleet] = upstream, fleet
             app[_flow] = Flow(fleet, upstream, secret, config.router.deadline)
             yield
@@ -76,7 +78,7 @@ async def _parts(app: web.Application, config: Config, secret: bytes) -> AsyncIt
 async def _completions(request: web.Request) -> web.StreamResponse:
     began = time.monotonic()
     raw = await _read(request, request.app[_config].router.max_body)
-    exchange = Exchange(request.path, to_engine(request.headers.items()), bodies.parse(raw))
+    exchange = Exchange(request.path, request.path_qs, to_engine(request.headers.items()), bodies.parse(raw))
     response: web.StreamResponse | None = None
     failure: DeeplinkError | None = None
     try:
@@ -111,7 +113,7 @@ async def _models(request: web.Request) -> web.StreamResponse:
         raise RouteError(f"engine {up[0].name} did not answer within {MODELS_SECONDS:g} s") from exc
     except Lost as exc:
         raise RouteError(f"engine {up[0].name}: {exc}") from exc
-    return web.Response(status=answer.status, headers=CIMultiDict(answer.headers), body=answer.body)
+    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
 
 
 async def _fetch(upstream: Upstream, url: str, headers: Headers) -> Answer:
@@ -173,21 +175,19 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             raise
         code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status, "http_error")
         message = f"{request.method} {request.path}: {exc.reason}"
-        headers = CIMultiDict(_JSON)
-        if "Allow" in exc.headers:
-            headers["Allow"] = exc.headers["Allow"]
-        return web.Response(status=exc.status, headers=headers, body=openai.error(exc.status, code, message))
+        allow = [("Allow", exc.headers["Allow"])] if "Allow" in exc.headers else []
+        return web.Response(status=exc.status, headers=_JSON + allow, body=openai.error(exc.status, code, message))
 
 
 def _response(answer: Answer, exchange: Exchange) -> web.StreamResponse:
-    headers = CIMultiDict([*answer.headers, *exchange.marks()])
+    headers = answer.headers + exchange.marks()
     if isinstance(answer.body, bytes):
         return web.Response(status=answer.status, headers=headers, body=answer.body)
     return web.StreamResponse(status=answer.status, headers=headers)
 
 
 def _failed(failure: DeeplinkError, exchange: Exchange | None) -> web.Response:
-    headers = CIMultiDict([*_JSON, *(exchange.marks() if exchange else ())])
+    headers = _JSON + (exchange.marks() if exchange else [])
     return web.Response(status=failure.status, headers=headers, body=openai.body(failure))
 
 

@@ -90,7 +90,8 @@ def obstacle(body: Body, *, chat: bool) -> str:
             return name
     if fields.get("prompt_logprobs") is not None:
         return "prompt_logprobs"
-    if fields.get("echo") and fields.get("logprobs") not in (None, False):
+    logprobs = fields.get("logprobs")
+    if fields.get("echo") and logprobs is not None and logprobs is not False:
         return "echo"
     # Nothing to decode: with echo, engines take it as "give me my prompt back".
     if 0 in (fields.get("max_tokens"), fields.get("max_completion_tokens")):

@@ -13,7 +13,7 @@ from deeplink.errors import DecodeFailed
 from deeplink.router import openai, sse
 from deeplink.router.choice import Engine
 from deeplink.router.exchange import Exchange
-from deeplink.router.fleet import PATIENCE_SECONDS, Fleet
+from deeplink.router.fleet import Fleet
 from deeplink.router.headers import Headers
 from deeplink.router.upstream import Lost, Reply, Upstream
 
@@ -72,7 +72,7 @@ async def ask(
     dropped.
     """
     replies: list[Reply] = []
-    task = asyncio.create_task(_open(upstream, engine.url + exchange.path, exchange.headers, body, replies))
+    task = asyncio.create_task(_open(upstream, engine.url + exchange.target, exchange.headers, body, replies))
     task.add_done_callback(_seen)
     try:
         while not task.done():
@@ -94,9 +94,7 @@ async def ask(
         raise
 
 
-async def relay(
-    exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened
-) -> AsyncGenerator[bytes, None]:
+async def relay(exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened) -> AsyncGenerator[bytes, None]:
     """A stream's bytes as they are; then, if it broke, one event that says so and no ``[DONE]``."""
     events, reply = opened.events, opened.reply
     assert events is not None
@@ -115,9 +113,7 @@ async def relay(
         if rest:
             yield rest
         return
-    exchange.error = DecodeFailed(
-        f"engine {engine.name} did not finish its answer: {why or 'the stream ended without data: [DONE]'}"
-    )
+    exchange.error = DecodeFailed(f"engine {engine.name} did not finish its answer: {why or 'the stream ended early'}")
     yield (b"\n\n" if events.torn else b"") + openai.event(exchange.error)
 
 
@@ -137,14 +133,13 @@ async def _open(upstream: Upstream, url: str, headers: Headers, body: bytes, rep
 
 @contextmanager
 def _watched(fleet: Fleet, engine: Engine, reply: Reply) -> Iterator[None]:
-    """Closes `reply` when nothing has come for long from an engine that shows no sign of life."""
+    """Closes `reply` when its engine is given up."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
     def check() -> None:
         nonlocal timer
-        why = fleet.silent(engine)
-        if why and time.monotonic() - reply.heard >= PATIENCE_SECONDS:
+        if why := fleet.silent(engine, reply.heard):
             reply.close(why)
         else:
             timer = loop.call_later(TICK_SECONDS, check)

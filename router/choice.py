@@ -93,9 +93,7 @@ def choose(
     """
     if handoff and splits(of.engines):
         return _pair(of, load, turn, avoid)
-    usable = [
-        engine for engine in of.engines if not engine.down and (engine.consumes or len(of.engines) == 1)
-    ]
+    usable = [engine for engine in of.engines if not engine.down and (engine.consumes or len(of.engines) == 1)]
     if not usable:
         raise _none("decode", of.engines)
     return Plain(_least(usable, [(engine.name,) for engine in usable], load, turn, avoid))
@@ -122,27 +120,28 @@ def _pair(of: Table, load: Mapping[str, int], turn: int, avoid: frozenset[str]) 
     if of.refused:
         producer, consumer, refusal = of.refused[0]
         raise refusal.error(producer.name, consumer.name)
-    if any(engine.produces and not engine.down for engine in of.engines):
-        raise _none("decode", of.engines)
-    raise _none("prefill", of.engines)
+    up = [engine for engine in of.engines if not engine.down]
+    producing, consuming = any(e.produces for e in up), any(e.consumes for e in up)
+    # Both, and yet no pair: one engine that does both is up alone. What is missing is what the others do.
+    alone = consuming and _down(of.engines, "prefill")
+    raise _none("decode" if producing and not alone else "prefill", of.engines)
 
 
-def _none(work: Literal["prefill", "decode"], engines: Sequence[Engine]) -> NoEngine:
-    """Names the engines that could do this work if they were up."""
+Work = Literal["prefill", "decode"]
+
+
+def _down(engines: Sequence[Engine], work: Work) -> list[Engine]:
+    """The engines that might do this work if they were up."""
+    able = {"prefill": ("prefill", "both", ""), "decode": ("decode", "both", "")}[work]
+    return [e for e in engines if e.down and (e.contract.role if e.contract else "") in able]
+
+
+def _none(work: Work, engines: Sequence[Engine]) -> NoEngine:
     if not engines:
-        return NoEngine(
-            "no engine is configured", remedy="list the engines in deeplink.toml under [[engines]]"
-        )
-    able = [
-        engine
-        for engine in engines
-        if engine.contract is None or (engine.produces if work == "prefill" else engine.consumes)
-    ]
-    if not able:
-        return NoEngine(
-            f"no engine that can {work} is configured", remedy=f"start one with role {work} or both"
-        )
-    why = ", ".join(f"{engine.name} ({engine.down or 'up, but busy with the other role'})" for engine in able)
+        return NoEngine("no engine is configured", remedy="list the engines in deeplink.toml under [[engines]]")
+    why = ", ".join(f"{engine.name} ({engine.down})" for engine in _down(engines, work))
+    if not why:
+        return NoEngine(f"no engine that can {work} is configured", remedy=f"start one with role {work} or both")
     return NoEngine(f"no engine that can {work} is up: {why}")
 
 

@@ -52,9 +52,7 @@ class Control:
                 remedy="give the router and all engines the same secret_file",
             )
         if status != 200:
-            raise ProtocolError(
-                f"the control endpoint {url} answered {status}", field="status", theirs=str(status)
-            )
+            raise ProtocolError(f"the control endpoint {url} answered {status}", field="status", theirs=str(status))
         return contracts.decode(data)
 
     async def handoff(self, url: str, handoff: str) -> HandoffState | None:

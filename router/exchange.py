@@ -18,10 +18,12 @@ class Exchange:
     """What the flow does for it is written down here as it happens; the log and the answer's headers read it.
 
     `phase` is done only when the whole answer has come from the engine: until then something may be left to
-    cancel. `error` is set where the answer had begun and could not be completed.
+    cancel. `error` is set where the answer had begun and could not be completed. `target` is the path with
+    the client's query, as the engines get it.
     """
 
     path: str
+    target: str
     headers: Headers
     body: Body
     phase: Phase = "arrived"

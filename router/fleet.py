@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 class Fleet:
     """The engines of one config. Use as an async context manager: polling runs inside it."""
 
-    def __init__(self, config: Config, control: Control) -> None:
+    def __init__(self, config: Config, control: Control, patience: float = PATIENCE_SECONDS) -> None:
+        self._patience = patience
         self._control = control
         self._poll = config.router.poll
         self._engines = {
@@ -114,12 +115,12 @@ class Fleet:
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    def silent(self, engine: Engine) -> str:
-        """Why this engine is to be given up: it is down and has not answered for long. Else ""."""
-        seconds = time.monotonic() - self._answered[engine.name]
-        if not self._engines[engine.name].down or seconds < PATIENCE_SECONDS:
-            return ""
-        return f"no sign of life for {seconds:.0f} s ({self._engines[engine.name].down})"
+    def silent(self, engine: Engine, heard: float = 0.0) -> str:
+        """Why a call to this engine is to be given up: the engine is down, and neither its control endpoint
+        nor the call (`heard`, of time.monotonic) has given a sign of life for `patience` seconds. Else ""."""
+        seconds = time.monotonic() - max(self._answered[engine.name], heard)
+        down = self._engines[engine.name].down
+        return f"no sign of life for {seconds:.0f} s ({down})" if down and seconds >= self._patience else ""
 
     async def _cancel(self, engine: Engine, handoff: str) -> None:
         try:

@@ -59,11 +59,7 @@ class Flow:
     async def _attempt(self, exchange: Exchange, avoid: frozenset[str]) -> AsyncIterator[Answer]:
         whole = not bodies.obstacle(exchange.body, chat=exchange.chat)
         choice = await self._fleet.choose(handoff=whole, avoid=avoid)
-        serving = (
-            self._handoff(exchange, choice)
-            if isinstance(choice, Pair)
-            else self._plain(exchange, choice.engine)
-        )
+        serving = self._handoff(exchange, choice) if isinstance(choice, Pair) else self._plain(exchange, choice.engine)
         async with serving as answer:
             yield answer
 
@@ -112,9 +108,7 @@ class Flow:
         ticket = Ticket(handoff, producer.epoch, consumer.epoch, producer.ranks[0].channel, milliseconds)
         return tickets.mint(ticket, self._secret)
 
-    async def _prefilled(
-        self, exchange: Exchange, engine: Engine, ticket: str, until: float
-    ) -> Answer | None:
+    async def _prefilled(self, exchange: Exchange, engine: Engine, ticket: str, until: float) -> Answer | None:
         """Runs the prefill. None if it is done; an answer if the client's request was not to the engine's
         liking."""
 

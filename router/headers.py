@@ -35,16 +35,11 @@ def to_engine(headers: Iterable[tuple[str, str]]) -> Headers:
     """All of a client's headers but those of its connection, those the router sets, and ours."""
     headers = list(headers)
     named = {
-        word.strip().lower()
-        for name, value in headers
-        if name.lower() == "connection"
-        for word in value.split(",")
+        word.strip().lower() for name, value in headers if name.lower() == "connection" for word in value.split(",")
     }
     drop = _HOP | _OURS | named
     return [
-        (name, value)
-        for name, value in headers
-        if name.lower() not in drop and not name.lower().startswith(PREFIX)
+        (name, value) for name, value in headers if name.lower() not in drop and not name.lower().startswith(PREFIX)
     ]
 
 

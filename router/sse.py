@@ -23,32 +23,37 @@ class Events:
     `torn` that what was passed on last does not end with an event."""
 
     def __init__(self) -> None:
-        self.held = b""
         self.done = False
         self.torn = False
+        self._held = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes that may be passed on now; together with `held` they are what came in, in order.
-
-        Past MAX_EVENT an unfinished event is passed on too, so the memory of one stream is bounded.
-        """
-        data = self.held + chunk if self.held else chunk
-        cut = max(at + len(end) if (at := data.rfind(end)) >= 0 else 0 for end in _ENDS)
-        torn = not cut and len(data) > MAX_EVENT
+        """The bytes that may be passed on now. Past MAX_EVENT an unfinished event is passed on too, so the
+        memory of one stream is bounded."""
+        if not self._held and chunk.endswith(_ENDS):
+            return self._passed(chunk)
+        # Only what is new is searched: the end of an event may have begun in what is held.
+        start = max(0, len(self._held) - 3)
+        self._held += chunk
+        cut = max(at + len(end) if (at := self._held.rfind(end, start)) >= 0 else 0 for end in _ENDS)
+        torn = not cut and len(self._held) > MAX_EVENT
         if torn:
-            cut = len(data)
-        whole, self.held = data[:cut], data[cut:]
+            cut = len(self._held)
+        whole = bytes(self._held[:cut])
+        del self._held[:cut]
+        return self._passed(whole, torn=torn)
+
+    def end(self) -> bytes:
+        """The stream ended in good order: what is still held, which may lack its blank line."""
+        whole = bytes(self._held)
+        self._held.clear()
+        return self._passed(whole) if whole.strip() else whole
+
+    def _passed(self, whole: bytes, *, torn: bool = False) -> bytes:
         if whole:
             self.torn = torn
             self.done = _DONE.search(whole[-_TAIL:]) is not None
         return whole
-
-    def end(self) -> bytes:
-        """The stream ended in good order: what is still held, which may lack its blank line."""
-        rest, self.held = self.held, b""
-        if rest.strip():
-            self.done = _DONE.search(rest[-_TAIL:]) is not None
-        return rest
 
 
 def first_data(whole: bytes) -> bytes:

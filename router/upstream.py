@@ -4,17 +4,16 @@ here."""
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from collections.abc import Iterable
 
 import aiohttp
-from multidict import CIMultiDict
 
 CONNECT_SECONDS = 2.0
 # Below the 5 s after which the engines' HTTP server closes an idle connection: of the two ends only the one
 # that would send next can do it without losing a request.
 KEEP_SECONDS = 2.0
-_FORM = "application/json"
 
 
 class Lost(Exception):
@@ -93,18 +92,17 @@ class Upstream:
     async def get(self, url: str, headers: Iterable[tuple[str, str]]) -> Reply:
         return await self._call("GET", url, headers, None)
 
-    async def _call(
-        self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes | None
-    ) -> Reply:
-        send = CIMultiDict(headers)
-        send["Accept-Encoding"] = "identity"
-        if body is not None:
-            send.setdefault("Content-Type", _FORM)
+    async def _call(self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes | None) -> Reply:
+        send = [*headers, ("Accept-Encoding", "identity")]
+        if body is not None and all(name.lower() != "content-type" for name, _ in send):
+            send.append(("Content-Type", "application/json"))
+        # As a file, a large body is written in pieces; as bytes it would be in one, and hold everyone else
+        # up.
+        data = None if body is None else io.BytesIO(body)
         try:
-            return Reply(
-                await self._session.request(method, url, data=body, headers=send, allow_redirects=False)
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as exc:
+            return Reply(await self._session.request(method, url, data=data, headers=send, allow_redirects=False))
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as exc:
+            # Connecting is all that has a timeout here.
             raise NotSent(_cause(exc)) from exc
         except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as exc:
             raise Lost(_cause(exc)) from exc
@@ -117,7 +115,7 @@ def _cause(exc: BaseException) -> str:
     """What happened, in words; some of these errors have none of their own."""
     if isinstance(exc, aiohttp.ClientConnectorError):
         return f"cannot connect: {exc.strerror or exc.os_error}"
-    if isinstance(exc, aiohttp.ConnectionTimeoutError):
+    if isinstance(exc, aiohttp.ServerTimeoutError):
         return f"no connection within {CONNECT_SECONDS:g} s"
     if isinstance(exc, aiohttp.ServerDisconnectedError):
         return "the connection was closed before an answer came"

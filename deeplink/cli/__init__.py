@@ -9,7 +9,6 @@ import click
 from deeplink import __version__
 
 COMMANDS = {
-    "contract": "show what an engine states about itself, or what two engines would refuse",
     "demo": "two unlike vLLM engines and a router on this machine, from nothing",
     "router": "serve one OpenAI endpoint in front of the engines in deeplink.toml",
 }

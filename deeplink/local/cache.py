@@ -30,9 +30,7 @@ def root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deeplink"
 
 
-def ensure(
-    folder: Path, make: Callable[[Path], None], progress: Progress, *, wait: float = WAIT_SECONDS
-) -> Path:
+def ensure(folder: Path, make: Callable[[Path], None], progress: Progress, *, wait: float = WAIT_SECONDS) -> Path:
     """`folder`, made by `make(folder)` unless it is whole already.
 
     `make` gets the path of a folder that does not exist and creates it. What it raises is passed on and the

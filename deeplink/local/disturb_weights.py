@@ -1,5 +1,4 @@
-"""`python -m deeplink.local.disturb_weights MODEL FOLDER SEED`: the same model with every weight one per cent
-off.
+"""`python -m deeplink.local.disturb_weights MODEL FOLDER SEED`: a model with weights one per cent off.
 
 Two such checkpoints agree in every field of their config, which is what a weights fingerprint is for.
 """

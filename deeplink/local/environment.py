@@ -180,9 +180,7 @@ def _install_first(lock: Lock, pip: list[str | Path], log: Path) -> None:
 
 def _write_metadata(python: Path, name: str, version: str, log: Path) -> None:
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    purelib = step.run(
-        "finding site-packages", [python, "-I", "-c", code], log=log, remedy=REMEDY, timeout=60
-    ).strip()
-    folder = Path(purelib) / f"{name}-{version}.dist-info"
+    purelib = step.run("finding site-packages", [python, "-I", "-c", code], log=log, remedy=REMEDY, timeout=60).strip()
+    folder = Path(purelib) / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

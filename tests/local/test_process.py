@@ -112,9 +112,7 @@ def test_sigkill_of_the_supervisor_is_noticed_by_stop(tree: Path) -> None:
 
 
 def test_a_command_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
-    code = (
-        "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
-    )
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     process = Process("deaf", [sys.executable, "-c", code], env={}, log=tmp_path / "log", grace=0.3)
     with process:
         until(lambda: "deaf" in process.log_tail())

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from multidict import CIMultiDict
 
 from deeplink import secret as shared
 from deeplink.errors import Reason, TicketRefused
@@ -67,7 +68,8 @@ class Call:
 
     path: str
     raw: bytes
-    headers: dict[str, str]
+    headers: CIMultiDict[str]
+    query: str = ""
     cancelled: bool = False
 
     @property
@@ -122,6 +124,10 @@ class FakeEngine:
         """The control endpoint stays up."""
         await self._runners.pop(0).cleanup()
 
+    async def stop_control(self) -> None:
+        """The API stays up."""
+        await self._runners.pop(1).cleanup()
+
     def restart(self) -> None:
         self.contract = msgspec.structs.replace(self.contract, epoch=secrets.token_hex(8))
 
@@ -135,7 +141,7 @@ class FakeEngine:
         return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        call = Call(request.path, await request.read(), dict(request.headers))
+        call = Call(request.path, await request.read(), request.headers.copy(), request.query_string)
         self.calls.append(call)
         try:
             if self.check_epoch and (refused := self._refusal(call)):
@@ -162,9 +168,7 @@ class FakeEngine:
         return TicketRefused("the ticket is for another incarnation", field="epoch", ours="new", theirs="old")
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {"object": "list", "data": [{"id": f"model of {self.name}", "object": "model"}]}
-        )
+        return web.json_response({"object": "list", "data": [{"id": f"model of {self.name}", "object": "model"}]})
 
     async def _contract(self, request: web.Request) -> web.Response:
         self._check(request)

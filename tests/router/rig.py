@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -37,11 +38,11 @@ class Rig:
     url: str
     client: aiohttp.ClientSession
 
-    def post(self, json: Any = None, path: str = "/v1/completions", **more: Any) -> Any:
-        return self.client.post(self.url + path, json=json, **more)
+    def post(self, body: Any = None, path: str = "/v1/completions", **more: Any) -> Any:
+        return self.client.post(self.url + path, json=body, **more)
 
-    async def complete(self, json: Any = None, path: str = "/v1/completions", **more: Any) -> Got:
-        async with self.post(json, path, **more) as response:
+    async def complete(self, body: Any = None, path: str = "/v1/completions", **more: Any) -> Got:
+        async with self.post(body, path, **more) as response:
             return Got(response.status, await response.read(), response.headers)
 
     async def get(self, path: str) -> Got:
@@ -57,8 +58,6 @@ class Got:
 
     @property
     def error(self) -> dict[str, Any]:
-        import json
-
         error: dict[str, Any] = json.loads(self.data)["error"]
         return error
 
@@ -70,7 +69,7 @@ def pair(**group: Any) -> tuple[FakeEngine, FakeEngine]:
 
 
 @asynccontextmanager
-async def router(*engines: FakeEngine, **section: Any) -> AsyncIterator[Rig]:
+async def router(*engines: FakeEngine, patience: float = 30.0, **section: Any) -> AsyncIterator[Rig]:
     """A router that knows these engines, which run already."""
     config = configs.parse(
         {
@@ -80,13 +79,18 @@ async def router(*engines: FakeEngine, **section: Any) -> AsyncIterator[Rig]:
         "test",
     )
     runner = web.AppRunner(
-        make_app(config, SECRET), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        make_app(config, SECRET, patience=patience),
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=1.0,
     )
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as client:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=10)
+        ) as client:
             yield Rig(f"http://127.0.0.1:{runner.addresses[0][1]}", client)
     finally:
         await runner.cleanup()

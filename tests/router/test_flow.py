@@ -1,17 +1,52 @@
-"""The handoff and plain flows end to end."""
+"""The handoff and plain flows, and every way they fail."""
 
 from __future__ import annotations
 
-from .fake_engine import CHUNKS
-from .rig import check, pair, rig
+import asyncio
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from deeplink.errors import Reason
+
+from .fake_engine import (
+    CHUNKS,
+    FakeEngine,
+    Handler,
+    answers,
+    completion,
+    cut_short,
+    dies,
+    make_contract,
+    streams,
+)
+from .rig import Got, check, pair, rig, router, running, until
+
+ASK = {"prompt": "x", "max_tokens": 9}
+STREAM = ASK | {"stream": True}
+LOST = Reason("peer_gone", "the connection to p broke", remedy="look at p's log")
+
+
+async def cancelled_on(got: Got, *engines: FakeEngine) -> None:
+    """Waits until these engines were told to cancel this answer's handoff."""
+    handoff = got.headers["x-deeplink-handoff"]
+    await until(lambda: all(handoff in engine.deleted for engine in engines))
+
+
+# The handoff.
 
 
 def test_handoff_calls_prefill_then_decode_with_one_ticket() -> None:
     async def test() -> None:
         producer, consumer = pair()
-        async with rig(producer, consumer) as router:
-            got = await router.complete({"prompt": "x", "max_tokens": 9})
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ASK)
             assert got.status == 200, got.data
+            assert json.loads(got.data) == completion()
             assert got.headers["x-deeplink-path"] == "handoff"
             assert got.headers["x-deeplink-prefill"] == "p"
             assert got.headers["x-deeplink-decode"] == "d"
@@ -28,8 +63,23 @@ def test_handoff_calls_prefill_then_decode_with_one_ticket() -> None:
             assert first.body["max_tokens"] == 1
             assert first.body["stream"] is False
             assert second.body["max_tokens"] == 9
+            await asyncio.sleep(0.1)
             assert not producer.deleted
             assert not consumer.deleted
+
+    check(test)
+
+
+def test_chat_is_handed_over_too() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        async with rig(producer, consumer) as route:
+            ask = {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 9}
+            got = await route.complete(ask, "/v1/chat/completions")
+            assert got.status == 200
+            assert [call.path for call in producer.calls + consumer.calls] == ["/v1/chat/completions"] * 2
+            assert producer.calls[0].body["max_completion_tokens"] == 1
+            assert "max_tokens" not in producer.calls[0].body
 
     check(test)
 
@@ -37,9 +87,458 @@ def test_handoff_calls_prefill_then_decode_with_one_ticket() -> None:
 def test_stream_bytes_are_untouched() -> None:
     async def test() -> None:
         producer, consumer = pair()
-        async with rig(producer, consumer) as router:
-            got = await router.complete({"prompt": "x", "stream": True})
+        async with rig(producer, consumer) as route:
+            got = await route.complete(STREAM)
             assert got.data == b"".join(CHUNKS)
             assert got.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert got.headers["x-deeplink-path"] == "handoff"
+            await asyncio.sleep(0.1)
+            assert not producer.deleted
+
+    check(test)
+
+
+def test_events_are_passed_on_as_they_come() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.answer = streams(*CHUNKS, gap=0.3)
+        async with rig(producer, consumer) as route, route.post(STREAM) as response:
+            began = time.monotonic()
+            assert await response.content.readany() == CHUNKS[0]
+            assert time.monotonic() - began < 0.25
+            assert await response.content.read() == CHUNKS[1] + CHUNKS[2]
+
+    check(test)
+
+
+def test_a_slow_client_holds_the_engine_back() -> None:
+    """Nothing between engine and client gathers what the client does not read."""
+    event = b"data: " + b"x" * 65536 + b"\n\n"
+    sent = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(1000):
+            await response.write(event)
+            sent += len(event)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.answer = answer
+        async with rig(producer, consumer) as route, route.post(STREAM) as response:
+            assert response.status == 200
+            before = -1
+            while before != sent:
+                before = sent
+                await asyncio.sleep(0.3)
+            assert sent < 40 << 20
+            data = await response.content.read()
+            assert len(data) == 1000 * len(event) + len(b"data: [DONE]\n\n")
+
+    check(test)
+
+
+# The plain path.
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"n": 2}, {"best_of": 2}, {"prompt": ["x", "y"]}, {"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}],
+)
+def test_what_cannot_be_handed_over_goes_to_decode_alone(more: dict[str, Any]) -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        async with rig(producer, consumer) as route:
+            raw = json.dumps(ASK | more, indent=1).encode()
+            got = await route.complete(data=raw, headers={"Content-Type": "application/json"})
+            assert got.status == 200
+            assert got.headers["x-deeplink-path"] == "plain"
+            assert got.headers["x-deeplink-decode"] == "d"
+            assert "x-deeplink-prefill" not in got.headers
+            assert "x-deeplink-handoff" not in got.headers
+            assert consumer.calls[0].raw == raw
+            assert not producer.calls
+
+    check(test)
+
+
+def test_one_engine_gets_the_very_bytes() -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        raw = b' {"prompt" : "caf\xc3\xa9", "unknown":1.0, "unknown":1e2}\n'
+        async with rig(engine) as route:
+            got = await route.complete(data=raw)
+            assert got.status == 200
+            assert engine.calls[0].raw == raw
+            assert engine.calls[0].headers["Content-Type"] == "application/octet-stream"
+
+    check(test)
+
+
+@pytest.mark.parametrize("name", ["kv_transfer_params", "kv\\u005ftransfer_params"])
+def test_a_clients_params_reach_no_engine(name: str) -> None:
+    async def test() -> None:
+        raw = f'{{"prompt":"x","{name}":{{"deeplink":{{"side":"consume","ticket":"forged"}}}}}}'.encode()
+        lone = FakeEngine("e", make_contract("both"))
+        async with rig(lone) as route:
+            assert (await route.complete(data=raw)).status == 200
+            assert lone.calls[0].body == {"prompt": "x"}
+        producer, consumer = pair()
+        async with rig(producer, consumer) as route:
+            assert (await route.complete(data=raw)).status == 200
+            for engine in (producer, consumer):
+                assert engine.calls[0].ticket.consumer == consumer.contract.epoch
+                assert b"forged" not in engine.calls[0].raw
+
+    check(test)
+
+
+@pytest.mark.parametrize(("status", "body"), [(500, None), (429, None), (404, b'{"a": 1}')])
+def test_plain_answers_pass_as_they_are(status: int, body: bytes | None) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"), answers(status, body, Retry_After="7"))
+        async with rig(engine) as route:
+            got = await route.complete(ASK)
+            assert got.status == status
+            assert got.data == (body or b'{"error": {"message": "no"}}')
+            assert got.headers["retry-after"] == "7"
+
+    check(test)
+
+
+# Refusals.
+
+
+def test_a_pair_that_refuses_is_an_error_that_names_the_field() -> None:
+    async def test() -> None:
+        producer, consumer = pair(dtype="float16")
+        async with rig(producer, consumer) as route:
+            began = time.monotonic()
+            got = await route.complete(ASK)
+            assert time.monotonic() - began < 2
+            assert got.status == 503
+            assert got.error["code"] == "contract_refused"
+            assert got.error["field"] == "groups[0].dtype"
+            assert (got.error["ours"], got.error["theirs"]) == ("bfloat16", "float16")
+            assert "groups[0].dtype" in got.error["message"]
+            assert got.error["remedy"]
+            assert not producer.calls
+            assert not consumer.calls
+
+    check(test)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_without_one_side_there_is_no_answer(index: int) -> None:
+    async def test() -> None:
+        engines = pair()
+        async with running(*engines), router(*engines) as route:
+            await engines[index].stop()
+            began = time.monotonic()
+            got = await route.complete(ASK)
+            assert time.monotonic() - began < 2
+            assert got.status == 503, got.data
+            assert got.error["code"] == "no_engine"
+            assert engines[index].name in got.error["message"]
+            assert not engines[1 - index].calls or index == 1
+
+    check(test)
+
+
+# Failures of prefill.
+
+
+@pytest.mark.parametrize("status", [400, 404, 429])
+def test_what_the_client_did_wrong_is_the_engines_to_say(status: int) -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.answer = answers(status, b'{"error": {"message": "too long"}}', Retry_After="3")
+        async with rig(producer, consumer) as route:
+            got = await route.complete(STREAM)
+            assert got.status == status
+            assert got.error == {"message": "too long"}
+            assert got.headers["retry-after"] == "3"
+            assert not consumer.calls
+            await cancelled_on(got, producer)
+
+    check(test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (answers(500, b'{"error": {"message": "out of memory"}}'), "answered 500: .*out of memory"),
+        (answers(503), "answered 503"),
+        (answers(200, b" "), "an empty answer"),
+        (dies, "closed before an answer"),
+        (cut_short, "in the middle of the answer"),
+    ],
+)
+def test_a_failed_prefill_names_the_engine_and_the_cause(answer: Handler, cause: str) -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.answer = answer
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ASK)
+            assert got.status == 502
+            assert got.error["code"] == "prefill_failed"
+            assert "engine p" in got.error["message"]
+            assert re.search(cause, got.error["message"]), got.error
+            assert len(producer.calls) == 1
+            assert not consumer.calls
+            await cancelled_on(got, producer)
+
+    check(test)
+
+
+def test_a_prefill_engines_own_reason_is_used() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.answer = answers(500)
+        producer.reason = Reason("deadline_exceeded", "staging stayed full", "staging", "1", "2", "make it larger")
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ASK)
+            assert got.status == 504
+            assert got.error["code"] == "deadline_exceeded"
+            assert (got.error["field"], got.error["remedy"]) == ("staging", "make it larger")
+
+    check(test)
+
+
+def test_a_prefill_that_takes_too_long_is_dropped() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.delay = 30
+        async with rig(producer, consumer, deadline=0.4) as route:
+            began = time.monotonic()
+            got = await route.complete(ASK)
+            assert time.monotonic() - began < 2
+            assert (got.status, got.error["code"]) == (502, "prefill_failed")
+            assert "0.4 s" in got.error["message"]
+            await until(lambda: producer.calls[0].cancelled)
+            await cancelled_on(got, producer)
+            assert not consumer.calls
+
+    check(test)
+
+
+# Failures of decode.
+
+
+@pytest.mark.parametrize("ask", [ASK, STREAM])
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (answers(500), "answered 500"),
+        (answers(200, b"\n"), "an empty answer"),
+        (dies, "closed before an answer"),
+        (cut_short, "in the middle of the answer"),
+        (streams(), "an empty stream"),
+        (streams(b": only a comment\n\n"), "an empty stream"),
+        (streams(b"data: {", die=True), "in the middle of the answer"),
+        (streams(b'data: {"error": {"message": "boom", "code": 500}}\n\n', CHUNKS[-1]), "boom"),
+    ],
+)
+def test_a_failure_before_the_first_byte_is_a_typed_error(ask: dict[str, Any], answer: Handler, cause: str) -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.answer = answer
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ask)
+            assert (got.status, got.error["code"]) == (502, "decode_failed")
+            assert "engine d" in got.error["message"]
+            assert cause in got.error["message"]
+            assert len(producer.calls) == len(consumer.calls) == 1
+            await cancelled_on(got, producer, consumer)
+        # The same without a handoff; only a status is passed on as it is.
+        lone = FakeEngine("d", make_contract("both"), answer)
+        async with rig(lone) as route:
+            got = await route.complete(ask)
+            assert got.status in (500, 502)
+            assert got.status == 500 or cause in got.error["message"]
+
+    check(test)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("answer", [answers(500), dies, streams(b'data: {"error": {"message": "x", "code": 400}}\n\n')])
+def test_the_reason_is_asked_of_decode_then_of_prefill(side: int, answer: Handler) -> None:
+    async def test() -> None:
+        engines = pair()
+        engines[1].answer = answer
+        engines[side].reason = LOST
+        async with rig(*engines) as route:
+            got = await route.complete(STREAM)
+            assert (got.status, got.error["code"]) == (502, "peer_gone")
+            assert LOST.message in got.error["message"]
+            assert got.error["remedy"] == LOST.remedy
+            await cancelled_on(got, *engines)
+
+    check(test)
+
+
+def test_a_first_event_that_blames_the_client_keeps_its_status() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.answer = streams(b'data: {"error": {"message": "bad", "code": 422}}\n\n', CHUNKS[-1])
+        async with rig(producer, consumer) as route:
+            got = await route.complete(STREAM)
+            assert got.status == 422
+            assert got.error == {"message": "bad", "code": 422}
+            await cancelled_on(got, producer, consumer)
+
+    check(test)
+
+
+def test_decode_answers_with_a_clients_error() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.answer = answers(429, b"{}", Retry_After="2")
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ASK)
+            assert (got.status, got.data, got.headers["retry-after"]) == (429, b"{}", "2")
+            await cancelled_on(got, producer, consumer)
+
+    check(test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (streams(CHUNKS[0], b'data: {"half', die=True), "in the middle of the answer"),
+        (streams(CHUNKS[0], CHUNKS[1]), "ended early"),
+        (streams(CHUNKS[0], b'data: {"half'), "ended early"),
+    ],
+)
+def test_a_stream_that_breaks_ends_with_an_error_event(answer: Handler, cause: str) -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.answer = answer
+        async with rig(producer, consumer) as route:
+            got = await route.complete(STREAM)
+            assert got.status == 200
+            assert got.data.startswith(CHUNKS[0])
+            assert b"half" not in got.data
+            assert b"[DONE]" not in got.data
+            last = got.data.rstrip().rpartition(b"\n")[2]
+            error = json.loads(last.removeprefix(b"data: "))["error"]
+            assert error["code"] == "decode_failed"
+            assert "engine d" in error["message"]
+            assert cause in error["message"]
+            await cancelled_on(got, producer, consumer)
+
+    check(test)
+
+
+def test_the_kv_cache_does_not_arrive_in_time() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.delay, consumer.state = 30, "receiving"
+        async with rig(producer, consumer, deadline=0.4) as route:
+            got = await route.complete(ASK)
+            assert (got.status, got.error["code"]) == (502, "decode_failed")
+            assert "0.4 s" in got.error["message"]
+            await until(lambda: consumer.calls[0].cancelled)
+            await cancelled_on(got, producer, consumer)
+
+    check(test)
+
+
+def test_decoding_may_take_longer_than_the_deadline_once_the_cache_is_loaded() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.delay, consumer.state = 1.0, "loaded"
+        async with rig(producer, consumer, deadline=0.3) as route:
+            assert (await route.complete(ASK)).status == 200
+
+    check(test)
+
+
+# Restarts.
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_restarted_engine_is_picked_up_within_the_request(side: int) -> None:
+    async def test() -> None:
+        engines = pair()
+        async with rig(*engines, poll=60.0) as route:
+            assert (await route.complete(ASK)).status == 200
+            engines[side].restart()
+            got = await route.complete(ASK)
+            assert got.status == 200, got.data
+            last = engines[1].calls[-1].ticket
+            assert last.handoff == got.headers["x-deeplink-handoff"]
+            assert (last.producer, last.consumer) == tuple(engine.contract.epoch for engine in engines)
+            assert len(engines[0].deleted) == 1
+            assert engines[0].deleted != [last.handoff]
+
+    check(test)
+
+
+def test_it_is_tried_only_once_more() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.answer, consumer.check_epoch = answers(500), False
+        consumer.reason = Reason("ticket_refused", "another incarnation", "epoch", "a", "b")
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ASK)
+            assert (got.status, got.error["code"], got.error["field"]) == (503, "ticket_refused", "epoch")
+            assert len(consumer.calls) == 2
+
+    check(test)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_an_engine_whose_api_is_gone_is_gone_around(side: int) -> None:
+    """Its control endpoint still answers, so only the call itself shows it."""
+
+    async def test() -> None:
+        engines = list(pair())
+        spare = FakeEngine("spare", make_contract(("prefill", "decode")[side]))
+        async with rig(*engines, spare, poll=60.0) as route:
+            await engines[side].stop_api()
+            # At once, so that the engine that is gone always looks like the one with less to do.
+            spare.delay = 0.3
+            for got in await asyncio.gather(*(route.complete(ASK) for _ in range(6))):
+                assert got.status == 200, got.data
+                assert got.headers[("x-deeplink-prefill", "x-deeplink-decode")[side]] == "spare"
+
+    check(test)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_without_another_engine_the_refused_connection_is_the_error(side: int) -> None:
+    async def test() -> None:
+        engines = pair()
+        async with rig(*engines) as route:
+            await engines[side].stop_api()
+            got = await route.complete(ASK)
+            assert got.status == 502
+            assert got.error["code"] == ("prefill_failed", "decode_failed")[side]
+            assert f"engine {engines[side].name}: cannot connect" in got.error["message"]
+
+    check(test)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_engine_that_shows_no_sign_of_life_is_given_up(begun: bool) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"), streams(*CHUNKS, gap=30 if begun else 0))
+        engine.delay = 0 if begun else 30
+        async with rig(engine, poll=0.05, patience=0.5) as route:
+            task = asyncio.create_task(route.complete(STREAM))
+            await until(lambda: engine.calls)
+            await asyncio.sleep(0.2)
+            await engine.stop_control()
+            began = time.monotonic()
+            got = await task
+            assert time.monotonic() - began < 3
+            assert got.status == (200 if begun else 502)
+            assert b"no sign of life" in got.data
+            assert b"decode_failed" in got.data
 
     check(test)

@@ -1,0 +1,47 @@
+# Needs python3 >= 3.10 (engines: 3.11 to 3.13) and pip. `make demo ARGS="--once --json"` prints nothing of its own.
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: install demo check lint-imports test test-fast test-all clean
+.DEFAULT_GOAL := install
+
+install: $(STAMP)
+
+# --group came with pip 25.1; the pip that a Python brings along may be older.
+$(STAMP): pyproject.toml
+	@echo "installing deeplink into $(VENV)" >&2
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "deeplink needs Python 3.10 or newer")'
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(VENV)/bin/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+demo:
+	@$(MAKE) --no-print-directory install >&2
+	@$(VENV)/bin/deeplink demo $(ARGS)
+
+check: install
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/python tools/link_types.py
+	@$(VENV)/bin/mypy
+	@$(MAKE) --no-print-directory lint-imports
+
+# From .types, where the packages lie as they are imported; the folders of the checkout have other names.
+lint-imports: install
+	@$(VENV)/bin/python tools/link_types.py
+	@cd .types && $(CURDIR)/$(VENV)/bin/lint-imports --config $(CURDIR)/pyproject.toml
+
+test: install
+	@$(VENV)/bin/pytest
+
+test-fast: install
+	@$(VENV)/bin/pytest -m "not engine"
+
+test-all: test
+
+clean:
+	rm -rf $(VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache

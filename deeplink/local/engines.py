@@ -1,0 +1,144 @@
+"""vLLM on CPU as a process: its command line and environment, with and without deeplink."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deeplink.config import control_port
+from deeplink.errors import LocalError
+from deeplink.local import step
+from deeplink.local.environment import Environment
+from deeplink.local.process import Process
+
+# Eager mode, so nothing here compiles; the rest keeps an engine from looking outside.
+_QUIET = {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """One vLLM engine to start.
+
+    <<<<<<< HEAD
+        `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml. `core` pins
+        the arithmetic to one core, None leaves it to the kernel. `kv_gib` is the size of its KV cache. `flags` and `env`
+        come last and so override.
+    =======
+        `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml.
+        `core` pins the arithmetic to one core, None leaves it to the kernel. `kv_gib` is the size of its KV
+        cache. `flags` and `env` come last and so override.
+    >>>>>>> local
+    """
+
+    name: str
+    role: str
+    port: int
+    model: Path
+    config: Path | None = None
+    served_name: str = "demo"
+    dtype: str = "float32"
+    block_size: int = 128
+    core: int | None = None
+    kv_gib: int = 1
+    max_model_len: int = 1024
+    max_num_seqs: int = 4
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def control(self) -> str:
+        return f"http://127.0.0.1:{control_port(self.port)}"
+
+
+def process(engine: Engine, environment: Environment, overlay: Path, folder: Path) -> Process:
+    """The engine's process, not started; its log is `folder/NAME.log`."""
+    return Process(
+        engine.name,
+        [environment.folder / "bin" / "vllm", *arguments(engine)],
+        env=step.clean_environ() | variables(engine, overlay),
+        log=folder / f"{engine.name}.log",
+        url=engine.url,
+        cwd=folder,
+    )
+
+
+def arguments(engine: Engine) -> list[str]:
+    words = ["serve", str(engine.model), "--served-model-name", engine.served_name]
+    words += ["--host", "127.0.0.1", "--port", str(engine.port)]
+    words += ["--dtype", engine.dtype, "--block-size", str(engine.block_size), "--enforce-eager"]
+    words += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
+    if engine.role:
+        words += ["--platform", "deeplink", "--deeplink-role", engine.role]
+        if engine.config is not None:
+            words += ["--deeplink-config", str(engine.config)]
+    return [*words, *engine.flags]
+
+
+def variables(engine: Engine, overlay: Path) -> dict[str, str]:
+    threads = (
+        {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        if engine.core is None
+        else {"VLLM_CPU_OMP_THREADS_BIND": str(engine.core)}
+    )
+    return {
+        **_QUIET,
+        **threads,
+        "VLLM_CPU_KVCACHE_SPACE": str(engine.kv_gib),
+        "PYTHONPATH": str(overlay),
+        **engine.env,
+    }
+
+
+def cores(count: int) -> list[int | None]:
+    """A core for each of `count` engines, or None for all where this process may not use that many."""
+    usable = sorted(os.sched_getaffinity(0))
+    return list(usable[:count]) if len(usable) >= count else [None] * count
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, each with its control port. Another process may still take one first."""
+    held: list[socket.socket] = []
+    found: list[int] = []
+    try:
+        while len(found) < count:
+            api = socket.create_server(("127.0.0.1", 0))
+            held.append(api)
+            port = int(api.getsockname()[1])
+            control = _bind(control_port(port))
+            if control is not None:
+                held.append(control)
+                found.append(port)
+            if len(held) > 20 * count:
+                raise LocalError(f"no {count} free ports with free control ports on 127.0.0.1")
+    finally:
+        for sock in held:
+            sock.close()
+    return found
+
+
+def require_free(port: int) -> None:
+    """Raises LocalError when something listens on `port` of 127.0.0.1."""
+    sock = _bind(port)
+    if sock is None:
+        raise LocalError(f"port {port} of 127.0.0.1 is in use", remedy="name another one with --port")
+    sock.close()
+
+
+def _bind(port: int) -> socket.socket | None:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:
+        return None

@@ -1,0 +1,43 @@
+"""The engines of the session. They are started once, side by side, and ended whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from fleet import Fleet, Pair, Running
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/engines/" in item.nodeid:
+            item.add_marker(pytest.mark.engine)
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    made = Fleet(tmp_path_factory.mktemp("fleet"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def unlike(fleet: Fleet) -> tuple[Running, Running]:
+    """A prefill engine with other weights of the same shape, and a decode engine that verifies no digest."""
+    careless = fleet.folder / "careless.toml"
+    careless.write_text('[kv]\ndigest = "off"\n')
+    return (
+        fleet.prepare("other-weights", "prefill", block_size=64, model=fleet.variant()),
+        fleet.prepare("careless", "decode", block_size=128, config=careless),
+    )
+
+
+@pytest.fixture(scope="session")
+def pair(fleet: Fleet, unlike: tuple[Running, Running]) -> Pair:
+    # Few blocks and short steps: a long prompt takes many steps, and two long ones do not fit.
+    small = ("--max-num-batched-tokens", "128", "--num-gpu-blocks-override", "24")
+    prefill = fleet.prepare("prefill", "prefill", block_size=64, flags=small)
+    decode = fleet.prepare("decode", "decode", block_size=128)
+    fleet.start(prefill, decode, *unlike)
+    return Pair(fleet, prefill, decode, fleet.router(prefill, decode))

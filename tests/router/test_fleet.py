@@ -1,0 +1,196 @@
+"""What is known about the engines, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from deeplink import config as configs
+from deeplink.errors import NoEngine
+from deeplink.router.choice import Pair
+from deeplink.router.control import Control
+from deeplink.router.fleet import Fleet
+
+from .fake_engine import SECRET, FakeEngine
+from .rig import check, pair, running, until
+
+
+@asynccontextmanager
+async def fleet(
+    *engines: FakeEngine, secret: bytes = SECRET, poll: float = 60.0, patience: float = 30.0
+) -> AsyncIterator[Fleet]:
+    entries = [{"name": e.name, "url": e.url, "control": e.control} for e in engines]
+    config = configs.parse({"router": {"poll": poll}, "engines": entries}, "test")
+    control = Control(secret)
+    try:
+        async with Fleet(config, control, patience) as made:
+            yield made
+    finally:
+        await control.close()
+
+
+def seen(made: Fleet) -> dict[str, str]:
+    return {engine.name: engine.down for engine in made.table.engines}
+
+
+def test_engines_are_known_from_the_start() -> None:
+    async def test() -> None:
+        engines = pair()
+        async with running(*engines), fleet(*engines) as made:
+            assert seen(made) == {"p": "", "d": ""}
+            assert len(made.table.pairs) == 1
+
+    check(test)
+
+
+def test_polling_sees_an_engine_go_come_back_and_restart() -> None:
+    async def test() -> None:
+        engines = pair()
+        async with running(*engines), fleet(*engines, poll=0.05) as made:
+            await engines[0].stop()
+            await until(lambda: "cannot connect" in seen(made)["p"])
+            assert not made.table.pairs
+            assert made.table.engines[0].contract is not None, "its role is remembered"
+            await engines[0].start()
+            await until(lambda: not seen(made)["p"])
+            engines[1].restart()
+            await until(lambda: made.table.pairs[0].decode.contract == engines[1].contract)
+
+    check(test)
+
+
+def test_a_request_looks_at_once() -> None:
+    async def test() -> None:
+        engines = pair()
+        async with running(engines[1]):
+            await engines[0].start()
+            await engines[0].stop()
+            async with fleet(*engines, poll=60.0) as made:
+                with pytest.raises(NoEngine):
+                    await made.choose(handoff=True)
+                await engines[0].start()
+                try:
+                    assert isinstance(await made.choose(handoff=True), Pair)
+                finally:
+                    await engines[0].stop()
+
+    check(test)
+
+
+def test_requests_that_need_an_engine_share_one_look() -> None:
+    async def test() -> None:
+        producer, consumer = pair(dtype="float16")
+        async with running(producer, consumer), fleet(producer, consumer) as made:
+            before = producer.polls
+            tries = [made.choose(handoff=True) for _ in range(50)]
+            assert all(isinstance(e, Exception) for e in await asyncio.gather(*tries, return_exceptions=True))
+            assert producer.polls == before + 1
+
+    check(test)
+
+
+def test_another_secret_is_said_to_be_that(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        engines = pair()
+        async with running(*engines), fleet(*engines, secret=b"another secret, not theirs") as made:
+            assert all("secret_file" in down for down in seen(made).values())
+
+    with caplog.at_level(logging.INFO):
+        check(test)
+    assert "engine p is down" in caplog.text
+    assert "another secret" not in caplog.text
+
+
+def test_an_engine_that_hangs_holds_up_nobody_for_long() -> None:
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def test() -> None:
+        _, consumer = pair()
+        silent = FakeEngine("p", consumer.contract)
+        server = await asyncio.start_server(hang, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        silent.url = silent.control = f"http://127.0.0.1:{port}"
+        async with server, running(consumer):
+            began = time.monotonic()
+            async with fleet(silent, consumer) as made:
+                assert "within 1 s" in seen(made)["p"]
+                with pytest.raises(NoEngine, match="within 1 s"):
+                    await made.choose(handoff=True)
+            assert time.monotonic() - began < 3
+
+    check(test)
+
+
+def test_load_is_counted_while_busy() -> None:
+    async def test() -> None:
+        async with fleet() as made:
+
+            async def work() -> None:
+                with made.busy("a"), made.busy("a"), made.busy("b"):
+                    await asyncio.sleep(10)
+
+            task = asyncio.create_task(work())
+            await until(lambda: made.load == {"a": 2, "b": 1})
+            task.cancel()
+            await until(lambda: made.load == {})
+
+    check(test)
+
+
+def test_an_engine_is_given_up_only_after_long_silence() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        async with running(producer, consumer), fleet(producer, consumer, poll=0.05, patience=0.3) as made:
+            engine = made.table.engines[0]
+            await asyncio.sleep(0.4)
+            assert made.silent(engine) == ""
+            await producer.stop()
+            await until(lambda: seen(made)["p"])
+            assert made.silent(engine) == ""
+            await until(lambda: "no sign of life" in made.silent(engine))
+            assert made.silent(engine, heard=time.monotonic()) == ""
+
+    check(test)
+
+
+def test_closing_lets_cancellations_end() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        async with running(producer, consumer):
+            async with fleet(producer, consumer) as made:
+                made.cancel("h1", made.table.engines)
+            assert producer.deleted == consumer.deleted == ["h1"]
+
+    check(test)
+
+
+def test_cancelling_at_an_engine_that_is_gone_is_quiet() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        async with running(producer, consumer), fleet(producer, consumer) as made:
+            await producer.stop()
+            made.cancel("h1", made.table.engines)
+            await until(lambda: consumer.deleted)
+
+    check(test)
+
+
+def test_what_is_not_a_contract_is_a_reason_to_be_down() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        made_wrong: Any = producer.contract
+        producer.contract = "nonsense"  # type: ignore[assignment]
+        async with running(producer, consumer), fleet(producer, consumer, poll=0.05) as made:
+            assert "malformed" in seen(made)["p"]
+            producer.contract = made_wrong
+            await until(lambda: not seen(made)["p"])
+
+    check(test)
