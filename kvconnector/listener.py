@@ -41,11 +41,11 @@ class Listener:
 
     def close(self) -> None:
         """Stop accepting and break every connection."""
+        # Only woken here: each is closed by the thread that is in it, or its descriptor could be reused under that.
         with self._lock:
             self._closed = True
-            sockets = [self._socket, *self._open]
-        for sock in sockets:
-            _shut(sock)
+            for sock in (self._socket, *self._open):
+                _wake(sock)
 
     def _accept(self) -> None:
         while True:
@@ -53,6 +53,7 @@ class Listener:
                 sock, _ = self._socket.accept()
             except OSError as exc:
                 if self._closed:
+                    self._socket.close()
                     return
                 # A peer that has gone again, or no file descriptors left: it passes, and peers must be able to come.
                 log.warning("deeplink %s: a connection could not be accepted: %s", self._purpose, exc)
@@ -64,7 +65,8 @@ class Listener:
                 if welcome:
                     self._open.add(sock)
             if not welcome:
-                _shut(sock)
+                _wake(sock)
+                sock.close()
                 continue
             threading.Thread(target=self._run, args=(sock,), name=f"deeplink-{self._purpose}-peer", daemon=True).start()
 
@@ -77,11 +79,11 @@ class Listener:
         finally:
             with self._lock:
                 self._open.discard(sock)
-            _shut(sock)
+            _wake(sock)
+            sock.close()
 
 
-def _shut(sock: socket.socket) -> None:
-    # shutdown wakes a thread that is blocked on the socket; close alone does not.
+def _wake(sock: socket.socket) -> None:
+    """End the stream in both directions: whoever is blocked on it wakes, and the peer sees the end at once."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    sock.close()

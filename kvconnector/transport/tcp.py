@@ -49,24 +49,23 @@ class _TcpRegion:
 
 class TcpLink:
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+        self._shared = wire.Shared(sock)
 
     def push(self, pushes: Sequence[Push], deadline: float) -> None:
-        for push in pushes:
-            source = push.source.cast("B")
-            wire.send(self._socket, _HEADER.pack(push.key, push.offset, source.nbytes), deadline)
-            wire.send(self._socket, source, deadline)
-        wire.send(self._socket, _FLUSH, deadline)
-        if wire.receive(self._socket, 1, deadline) == _OK:
-            return
-        (length,) = _LENGTH.unpack(wire.receive(self._socket, _LENGTH.size, deadline))
-        text = wire.receive(self._socket, min(length, MAX_ERROR), deadline).decode(errors="replace")
-        raise Refused(f"the peer's transport refused a push: {text}", field="region")
+        with self._shared.use() as sock:
+            for push in pushes:
+                source = push.source.cast("B")
+                wire.send(sock, _HEADER.pack(push.key, push.offset, source.nbytes), deadline)
+                wire.send(sock, source, deadline)
+            wire.send(sock, _FLUSH, deadline)
+            if wire.receive(sock, 1, deadline) == _OK:
+                return
+            (length,) = _LENGTH.unpack(wire.receive(sock, _LENGTH.size, deadline))
+            text = wire.receive(sock, min(length, MAX_ERROR), deadline).decode(errors="replace")
+            raise Refused(f"the peer's transport refused a push: {text}", field="region")
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a push that another thread is in
-        self._socket.close()
+        self._shared.close()
 
 
 class TcpTransport:
