@@ -251,7 +251,7 @@ def test_cancelled_at_any_moment(pair: Pair, seconds: float) -> None:
     """Exactly one outcome; and channels that go back to the pool are whole."""
     for _ in range(4):
         # A claim that was never sent leaves the producer waiting until the deadline.
-        ticket, _ = start(pair, seconds=5 if seconds else 0.5)
+        ticket, _ = start(pair, seconds=1.5 if seconds else 0.5)
         time.sleep(seconds)
         pair.consumer.endpoint.consumer.cancel(ticket.handoff)
         reason = pair.outcome().reason

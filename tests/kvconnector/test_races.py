@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from loopback import Gate, Pair
 from wires import InThread, eventually, soon
@@ -209,6 +211,26 @@ def test_many_threads_give_up_many_handoffs(make: Make) -> None:
         assert (record.state, record.reason) == ("loaded" if outcome.reason is None else "failed", outcome.reason)
     assert sum(pair.producer.endpoint._ledger.ended_by_state.values()) == 24
     run(pair)
+
+
+def test_a_cancel_wakes_a_load_whatever_else_is_going_on(make: Make) -> None:
+    """Sockets are opened and closed all the time, and descriptors have few numbers."""
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        pair = make()
+        tickets = []
+        for index in range(rng.integers(1, 6)):
+            ticket, text = pair.ticket(60)
+            tickets.append(ticket)
+            pair.load(pair.order(ticket, text, [index], 90))
+            time.sleep(rng.choice([0, 0.0005, 0.001, 0.002]))
+            pair.consumer.endpoint.consumer.cancel(tickets[rng.integers(0, index + 1)].handoff)
+        for ticket in tickets:
+            pair.consumer.endpoint.consumer.cancel(ticket.handoff)
+        for _ in tickets:
+            assert pair.one().reason is not None
+        pair.quiet()
+        pair.close()
 
 
 class _Connection:

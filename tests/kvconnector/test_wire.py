@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from wires import InThread, drain, soon
+from wires import InThread, drain, eventually, soon
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import wire
@@ -173,3 +173,28 @@ def test_addresses_nobody_is_at(address: str) -> None:
     with pytest.raises(DeeplinkError) as caught:
         wire.connect(address, soon())
     assert isinstance(caught.value, (PeerGone, ProtocolError, DeadlineExceeded))
+
+
+def test_a_descriptor_is_not_reused_under_a_call(ends: Ends) -> None:
+    """The kernel wakes whoever polls the old socket, but then looks at whatever has its number by then."""
+    shared, number = wire.Shared(ends[0]), ends[0].fileno()
+    waiting = InThread(lambda: _receive_from(shared))
+    eventually(lambda: shared._users == 1)
+    with shared.use() as sock:
+        shared.close()
+        others = [end for _ in range(5) for end in socket.socketpair()]
+        assert number not in {other.fileno() for other in others}
+        assert sock.fileno() == number
+        with pytest.raises(PeerGone):
+            waiting.join()
+    assert sock.fileno() == -1
+    with pytest.raises(PeerGone), shared.use():
+        raise AssertionError("a closed connection was given out")
+    shared.close()
+    for other in others:
+        other.close()
+
+
+def _receive_from(shared: wire.Shared) -> bytes:
+    with shared.use() as sock:
+        return wire.receive(sock, 1, soon(60))
