@@ -76,7 +76,9 @@ class Control:
 
     def close(self) -> None:
         """Stop serving; when it returns the port is free, unless a handler takes longer than CLOSE_SECONDS."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._thread is None:
+            self._loop.close()
+        elif self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSE_SECONDS)
 
