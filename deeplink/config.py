@@ -6,8 +6,9 @@ import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deeplink.errors import ConfigError
 
@@ -33,8 +34,16 @@ class EngineEntry(_Strict):
     url: str = Field(pattern=r"^https?://[^/\s]+$", description="the engine's OpenAI endpoint")
     control: str = Field(
         default="",
+        pattern=r"^(https?://[^/\s]+)?$",
         description=f"the engine's control endpoint; default: same host, port + {CONTROL_OFFSET}",
     )
+
+    @field_validator("url", "control")
+    @classmethod
+    def _real_port(cls, value: str) -> str:
+        if urlsplit(value).port == 0:  # raises ValueError itself for what is no port at all
+            raise ValueError("port 0 is not a port to connect to")
+        return value
 
     @model_validator(mode="after")
     def _fill_control(self) -> EngineEntry:

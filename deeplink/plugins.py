@@ -39,10 +39,10 @@ class Plugins:
 def load_plugins(found: Iterable[EntryPoint] | None = None) -> Plugins:
     """Load every plugin of the group `deeplink`; call it once per process and keep the result.
 
-    Raises PluginError for a misspelt hook, a name registered twice, or a name in DEEPLINK_PLUGINS or
+    Raises PluginError for a misspelt hook, a name used or registered twice, or a name in DEEPLINK_PLUGINS or
     DEEPLINK_DISABLE_PLUGINS that no plugin has.
     """
-    available = {ep.name: ep for ep in (entry_points(group=GROUP) if found is None else found)}
+    available = _by_name(entry_points(group=GROUP) if found is None else found)
     only, disabled = _names(ONLY, available), _names(DISABLE, available) or set()
     plugins = Plugins(pluggy.PluginManager(GROUP))
     plugins.manager.add_hookspecs(hookspecs)
@@ -64,6 +64,26 @@ def load_plugins(found: Iterable[EntryPoint] | None = None) -> Plugins:
     plugins.manager.hook.deeplink_register_transports(register=plugins.transports.register)
     plugins.manager.hook.deeplink_register_layouts(register=plugins.layouts.register)
     return plugins
+
+
+def _by_name(found: Iterable[EntryPoint]) -> dict[str, EntryPoint]:
+    available: dict[str, EntryPoint] = {}
+    for ep in found:
+        # One plugin may be listed twice, by two copies of its metadata; two plugins may not share a name.
+        other = available.setdefault(ep.name, ep)
+        if other.value != ep.value:
+            raise PluginError(
+                f"two plugins are named {ep.name!r}",
+                field="name",
+                ours=_origin(other),
+                theirs=_origin(ep),
+                remedy="uninstall one of them",
+            )
+    return available
+
+
+def _origin(ep: EntryPoint) -> str:
+    return f"{ep.value} of {ep.dist.name}" if ep.dist is not None else ep.value
 
 
 def _names(variable: str, available: dict[str, EntryPoint]) -> set[str] | None:

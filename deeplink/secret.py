@@ -26,7 +26,14 @@ def load(path: Path | None = None) -> bytes:
     """The secret in `path`, or the per-user one (made on first use, mode 0600)."""
     if path is None:
         path = default_path()
-        _make(path)
+        try:
+            _make(path)
+        except OSError as exc:
+            raise ConfigError(
+                f"cannot make the secret file {path}: {exc.strerror}",
+                field="secret_file",
+                remedy="name a file you can read with secret_file in deeplink.toml",
+            ) from exc
     try:
         secret = path.read_bytes().strip()
     except OSError as exc:

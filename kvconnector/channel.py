@@ -33,9 +33,12 @@ from deeplink.kvconnector.handoff import Record
 
 PURPOSE = "channel"
 MAX_FRAME = 4 << 20
+LAST_SECONDS = 0.05
 _LENGTH = struct.Struct("<I")
 
 Short = Annotated[bytes, msgspec.Meta(max_length=64)]
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+"""A size of memory: unlike a `Count` it may well be above 2^31."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -105,8 +108,8 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """`record` answers an Ask about a handoff (None: unknown), the rest an Ask about the process."""
 
     record: Record | None = None
-    staging_capacity: Count = 0
-    staging_used: Count = 0
+    staging_capacity: Bytes = 0
+    staging_used: Bytes = 0
     claims: Count = 0
     handoffs: Count = 0
     ended: dict[str, int] = {}
@@ -129,7 +132,7 @@ class Channel:
     """One end of the conversation. One thread receives; sends and `close` may come from any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+        self._shared = wire.Shared(sock)
         self._sending = threading.Lock()
 
     @staticmethod
@@ -144,24 +147,36 @@ class Channel:
 
     def send(self, message: Message, deadline: float) -> None:
         data = _encoder.encode(message)
-        with self._sending:
-            wire.send(self._socket, _LENGTH.pack(len(data)) + data, deadline)
+        with self._sending, self._shared.use() as sock:
+            wire.send(sock, _LENGTH.pack(len(data)) + data, deadline)
 
     def receive(self, deadline: float) -> Message:
-        (length,) = _LENGTH.unpack(wire.receive(self._socket, _LENGTH.size, deadline))
-        if length > MAX_FRAME:
-            raise ProtocolError(
-                "a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length)
-            )
-        return decode(wire.receive(self._socket, length, deadline))
+        with self._shared.use() as sock:
+            (length,) = _LENGTH.unpack(wire.receive(sock, _LENGTH.size, deadline))
+            if length > MAX_FRAME:
+                raise ProtocolError(
+                    "a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length)
+                )
+            return decode(wire.receive(sock, length, deadline))
 
     def readable(self, seconds: float) -> bool:
-        return wire.readable(self._socket, seconds)
+        with self._shared.use() as sock:
+            return wire.readable(sock, seconds)
+
+    def last_words(self) -> Reason | None:
+        """Why the peer left, if it said so before: a Fail or Quit that has arrived and was not read yet.
+
+        A connection that breaks while sending hides it otherwise. Nothing can be said on the channel afterwards.
+        """
+        with contextlib.suppress(DeeplinkError):
+            while self.readable(LAST_SECONDS):
+                message = self.receive(time.monotonic() + LAST_SECONDS)
+                if isinstance(message, (Fail, Quit)):
+                    return message.reason
+        return None
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._shared.close()
 
 
 def ask(address: str, secret: bytes, message: Ask | Cancel, seconds: float = 2.0) -> Answer:

@@ -19,6 +19,7 @@ import numpy as np
 
 from deeplink.errors import (
     Aborted,
+    DeadlineExceeded,
     DeeplinkError,
     DigestMismatch,
     HandoffError,
@@ -37,6 +38,10 @@ from deeplink.kvconnector.ticket import Ticket
 from deeplink.kvconnector.transport.base import Region, Transport
 
 _MASK = (1 << 64) - 1
+LOOK = 0.05
+"""Seconds between two looks at the channel while waiting for room."""
+DIAL_SECONDS = 10.0
+"""For connecting and the exchange of contracts; a load cannot be cancelled meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,7 @@ class Consumer:
                 reason,
                 tokens=load.tokens,
                 kv_bytes=load.moved,
-                digest=load.total,
+                digest=load.total if self._verify else None,
             )
             self._ended.append(Outcome(load.order, reason))
 
@@ -187,16 +192,21 @@ class Consumer:
         try:
             self._converse(load, channel, landings)
             healthy = True
+        except PeerGone as exc:
+            if (reason := channel.last_words()) is not None:
+                raise DeeplinkError.from_reason(reason) from exc
+            raise
         except DeeplinkError as exc:
-            # PeerGone needs no farewell, and a Fail came from the producer itself: it knows.
-            if not isinstance(exc, PeerGone):
-                _farewell(channel, exc.reason())
+            _farewell(channel, exc.reason())
             raise
         finally:
             for landing in landings.values():
                 self._clear(landing)
-            if healthy and not load.cancelled:
+            # Under the lock: a cancel that comes now must not close a channel that another load may have taken.
+            with self._lock:
+                healthy = healthy and not load.cancelled
                 load.channel = None
+            if healthy:
                 self._channels.give(address, channel)
             else:
                 channel.close()
@@ -207,7 +217,7 @@ class Consumer:
         claim = ch.Claim(order.ticket_text, order.prompt, order.start, order.stop, self._transport.address)
         while True:
             kept = self._channels.take(address)
-            channel = kept or self._dial(address, load.deadline)
+            channel = kept or self._dial(address, min(load.deadline, time.monotonic() + DIAL_SECONDS))
             with self._lock:
                 load.channel = channel
                 cancelled = load.cancelled
@@ -260,18 +270,31 @@ class Consumer:
                 f"a chunk of tokens [{message.start}, {message.stop}) with {message.length} bytes, "
                 f"when token {covered} was next and {length} bytes are right"
             )
+        if len(message.digests) % 8:
+            raise ProtocolError(f"{len(message.digests)} bytes of digests, which are 8 bytes each")
 
     def _grant(self, load: _Load, channel: ch.Channel, landings: dict[int, _Landing], waiting: deque[int]) -> None:
         """Give announced chunks a place. Waits for room only while it holds none itself, so loads cannot deadlock."""
         while waiting:
             landing = landings[waiting[0]]
             landing.piece = self._staging.try_allocate(landing.message.length)
-            if landing.piece is None:
-                if any(other.region for other in landings.values()):
+            while landing.piece is None:
+                if any(other.region for other in landings.values()) or channel.readable(0):
                     return
-                landing.piece = self._staging.allocate(landing.message.length, load.deadline)
+                landing.piece = self._wait_for_room(load, landing.message.length)
             landing.region = self._transport.register(self._staging.view(landing.piece))
             channel.send(ch.Grant(waiting.popleft(), landing.region.key), load.deadline)
+
+    def _wait_for_room(self, load: _Load, length: int) -> Piece | None:
+        """A short wait, so that a cancel or the producer's Fail does not have to wait for other loads to end."""
+        if load.cancelled:
+            raise Aborted("the decode request was given up")
+        try:
+            return self._staging.allocate(length, min(load.deadline, time.monotonic() + LOOK))
+        except DeadlineExceeded:
+            if time.monotonic() >= load.deadline:
+                raise
+            return None
 
     def _land(self, load: _Load, landing: _Landing) -> None:
         """Verify a chunk that has arrived and scatter the part of it that was asked for."""
@@ -283,7 +306,7 @@ class Consumer:
         chunk = Chunk(message.start, message.stop)
         wire = self._staging.array(landing.piece, self._cache.dtype, self._cache.wire_shape(chunk.tokens))
         if self._verify:
-            theirs = np.frombuffer(message.digests, np.uint64)
+            theirs = np.frombuffer(message.digests, "<u8")
             ours = digest.tiles(chunk, wire)
             if theirs.size != ours.size or (wrong := np.flatnonzero(ours.reshape(-1) != theirs)).size:
                 raise _mismatch(chunk, ours, theirs, int(wrong[0]) if theirs.size == ours.size else -1)

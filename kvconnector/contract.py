@@ -22,8 +22,10 @@ from deeplink.errors import ProtocolError, Refused
 WIRE_VERSION = 1
 MAX_BYTES = 256 << 10
 
+MAX_NAME = 256
+
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
-Name = Annotated[str, msgspec.Meta(max_length=256)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 

@@ -22,10 +22,12 @@ from deeplink import secret as shared
 from deeplink.errors import ConfigError, DeeplinkError
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
+from deeplink.kvconnector.contract import MAX_NAME
 
 log = logging.getLogger(__name__)
 
 MAX_BODY = 64 << 10
+CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Control:
         self._token = shared.control_token(secret)
         self._blocks = blocks
         self._loop = asyncio.new_event_loop()
+        self._thread: threading.Thread | None = None
 
     def start(self, host: str, port: int) -> int:
         """Bind (port 0: any) and serve; returns the port. Raises ConfigError when the address cannot be had."""
@@ -53,30 +56,46 @@ class Control:
         app.router.add_get("/v1/status", self._get_status)
         app.router.add_get("/v1/handoffs/{handoff}", self._get_handoff)
         app.router.add_delete("/v1/handoffs/{handoff}", self._delete_handoff)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS / 2)
         self._loop.run_until_complete(runner.setup())
         site = web.TCPSite(runner, host, port)
         try:
             self._loop.run_until_complete(site.start())
         except OSError as exc:
+            self._loop.run_until_complete(runner.cleanup())
+            self._loop.close()
             raise ConfigError(
                 f"the control endpoint cannot listen on {host}:{port}: {exc.strerror}",
                 field="deeplink-control-port",
                 remedy="choose another port with --deeplink-control-port",
             ) from exc
-        threading.Thread(target=self._loop.run_forever, name="deeplink-control", daemon=True).start()
         bound: int = runner.addresses[0][1]
+        self._thread = threading.Thread(target=self._run, args=(runner,), name="deeplink-control", daemon=True)
+        self._thread.start()
         return bound
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Stop serving; when it returns the port is free, unless a handler takes longer than CLOSE_SECONDS."""
+        if self._thread is None:
+            self._loop.close()
+        elif self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CLOSE_SECONDS)
+
+    def _run(self, runner: web.AppRunner) -> None:
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(runner.cleanup())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            self._loop.close()
 
     @web.middleware
     async def _authenticate(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
+        if not hmac.compare_digest(given.encode(errors="surrogateescape"), self._token.encode()):
             return web.json_response({"error": "the bearer token is not this engine's"}, status=401)
         return await handler(request)
 
@@ -111,14 +130,14 @@ class Control:
         )
 
     async def _get_handoff(self, request: web.Request) -> web.Response:
-        answers = await self._ask(ch.Ask(request.match_info["handoff"]))
+        answers = await self._ask(ch.Ask(_handoff(request)))
         for answer in answers:
             if answer.record is not None:
                 return web.Response(body=msgspec.json.encode(answer.record), content_type="application/json")
         return web.json_response({"error": "no such handoff"}, status=404)
 
     async def _delete_handoff(self, request: web.Request) -> web.Response:
-        await self._ask(ch.Cancel(request.match_info["handoff"]))
+        await self._ask(ch.Cancel(_handoff(request)))
         return web.Response(status=204)
 
     async def _ask(self, message: ch.Ask | ch.Cancel) -> list[ch.Answer]:
@@ -136,3 +155,8 @@ class Control:
             raise web.HTTPServiceUnavailable(
                 text=msgspec.json.encode(exc.reason()).decode(), content_type="application/json"
             ) from exc
+
+
+def _handoff(request: web.Request) -> str:
+    # No handoff has a longer name, and the process that is asked would take it for a broken message.
+    return request.match_info["handoff"][:MAX_NAME]

@@ -60,7 +60,7 @@ class _Move:
     wire_offset: int
     wire_strides: tuple[int, ...]
 
-    # numpy checks offset, shape and strides against the buffer, so a wrong plan raises and touches nothing.
+    # numpy checks offset, shape and strides against the buffer once more, whatever `_moves` has let through.
     def in_blocks(self, cache: Elements) -> Elements:
         return np.ndarray(self.shape, cache.dtype, cache.data, self.block_offset, self.block_strides)
 
@@ -69,16 +69,22 @@ class _Move:
 
 
 def _moves(caches: Sequence[Elements], bound: Bound, where: Iterable[Run], wire_LSHTD: Elements) -> list[_Move]:
-    """The copies of one layer; they are the same for every layer."""
-    if not wire_LSHTD.flags.c_contiguous or wire_LSHTD.shape[1:3] != (2, bound.heads):
-        raise LayoutError(f"a wire chunk must be dense [layer, 2, {bound.heads}, token, dim], not {wire_LSHTD.shape}")
-    if any(cache.ndim != 1 or cache.dtype != wire_LSHTD.dtype for cache in caches):
-        raise LayoutError(f"gather and scatter want flat caches of the wire's type {wire_LSHTD.dtype}")
+    """The copies of one layer; they are the same for every layer. A wrong plan raises here, before anything moves."""
+    expected = wire_shape(bound, len(caches), wire_LSHTD.shape[3] if wire_LSHTD.ndim == 5 else 0)
+    if not wire_LSHTD.flags.c_contiguous or wire_LSHTD.shape != expected:
+        raise LayoutError(
+            f"a wire chunk must be dense [layer, kv, head, token, dim] {expected}, not {wire_LSHTD.shape}"
+        )
+    size = bound.blocks * bound.block_elements
+    if any(cache.ndim != 1 or cache.dtype != wire_LSHTD.dtype or cache.size < size for cache in caches):
+        raise LayoutError(f"gather and scatter want flat caches of {size} elements of type {wire_LSHTD.dtype}")
     _, _, _, tokens, dim = wire_LSHTD.shape
     moves = []
     for run in where:
         if run.block < 0 or run.block + run.count > bound.blocks:
             raise LayoutError(f"blocks [{run.block}, {run.block + run.count}) of a cache that has {bound.blocks}")
+        if run.at < 0 or run.at + run.count * run.tokens > tokens:
+            raise LayoutError(f"tokens [{run.at}, {run.at + run.count * run.tokens}) of a wire chunk of {tokens}")
         for place, side in enumerate((bound.k, bound.v)):
             base = place * bound.heads * tokens * dim
             for rows in _rows(run, side.of("token")):
@@ -110,13 +116,17 @@ def _rows(run: Run, factors: tuple[Factor, ...]) -> Iterator[Rows]:
 
 
 def _move(bound: Bound, side: Strided, run: Run, rows: Rows, base: int, tokens: int, itemsize: int) -> _Move:
-    (block,), (head,) = side.of("block"), side.of("head")
+    (block,) = side.of("block")
     dim = bound.head_dim
     block_offset = side.offset + run.block * block.stride
     token = run.at - run.first
-    shape = [run.count, bound.heads]
-    block_strides = [block.stride, head.stride]
-    wire_strides = [bound.block_size * dim, tokens * dim]
+    shape = [run.count]
+    block_strides = [block.stride]
+    wire_strides = [bound.block_size * dim]
+    for factor in side.of("head"):
+        shape.append(factor.extent)
+        block_strides.append(factor.stride)
+        wire_strides.append(factor.unit * tokens * dim)
     for factor, (first, extent) in zip(side.of("token"), rows, strict=True):
         block_offset += first * factor.stride
         token += first * factor.unit

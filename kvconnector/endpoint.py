@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deeplink.errors import DeeplinkError, ProtocolError, Reason, Refused
+from deeplink.errors import ConfigError, DeeplinkError, ProtocolError, Reason, Refused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import ticket as tickets
@@ -20,6 +20,7 @@ from deeplink.kvconnector.consumer import Consumer
 from deeplink.kvconnector.handoff import Ledger
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.negotiate import Refusal, negotiate
+from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.producer import Producer
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport.base import Transport
@@ -50,6 +51,14 @@ class Endpoint:
         transport: Transport,
         state: Callable[[str, dict[str, str]], co.Contract],
     ) -> None:
+        if settings.staging < TILE * cache.token_bytes:
+            raise ConfigError(
+                f"the staging memory is smaller than {TILE} tokens of this model's KV cache",
+                field="kv.staging",
+                ours=str(settings.staging),
+                theirs=f"at least {TILE * cache.token_bytes}",
+                remedy="raise kv.staging in deeplink.toml",
+            )
         self._secret = secret
         self._transport = transport
         self._outgoing = Staging(settings.staging)

@@ -164,7 +164,10 @@ class _Words:
                 raise LayoutError(f"layout {text!r}: cannot read from character {position}: {text[position:][:20]!r}")
             name, part, factor, mark = match.groups()
             word: Part = "" if part is None else "/" if part == "/" else "%"
-            self.words.append((match.start(), name or mark, word, int(factor or 1)))
+            place = match.start(1) if name else match.start(4)
+            if word and name not in AXES:
+                raise LayoutError(f"layout {text!r}: {name!r} cannot be factored at character {place}")
+            self.words.append((place, name or mark, word, int(factor or 1)))
             position = match.end()
         self.next = 0
 
@@ -182,13 +185,16 @@ class _Words:
         return LayoutError(f"layout {self.text!r}: {what} at character {at}")
 
 
-def _items(words: _Words, closing: str | None) -> Iterator[Item]:
+Inside = Literal["", "fused", "split"]
+
+
+def _items(words: _Words, closing: str | None, inside: Inside = "") -> Iterator[Item]:
     while (word := words.take()) is not None:
         _, name, part, factor = word
         if name == closing:
             return
         if name == "(":
-            yield _parenthesis(words)
+            yield _parenthesis(words, inside)
         elif name in AXES:
             yield Axis(name, part, factor)
         else:
@@ -197,19 +203,24 @@ def _items(words: _Words, closing: str | None) -> Iterator[Item]:
         raise words.fail(f"{closing!r} is missing")
 
 
-def _parenthesis(words: _Words) -> Item:
+def _parenthesis(words: _Words, inside: Inside) -> Item:
+    # What does not nest is refused here, so a peer's text never decides how deep this recurses.
+    if inside == "fused":
+        raise words.fail("a parenthesis holds plain axes, or k: … | v: …; '(' inside another")
     if words.peek() != "k:":
-        inner = tuple(_items(words, ")"))
+        inner = tuple(_items(words, ")", "fused"))
         axes = tuple(item for item in inner if isinstance(item, Axis))
         if axes != inner or not axes:
             raise words.fail("a parenthesis holds plain axes, or k: … | v: …")
         return Fused(axes)
+    if inside == "split":
+        raise words.fail("(k: … | v: …) inside another")
     words.take()
-    k = tuple(_items(words, "|"))
+    k = tuple(_items(words, "|", "split"))
     if words.peek() != "v:":
         raise words.fail("'v:' is missing")
     words.take()
-    return Split(k, tuple(_items(words, ")")))
+    return Split(k, tuple(_items(words, ")", "split")))
 
 
 def _flat(items: tuple[Item, ...], side: KV) -> Iterator[Axis]:
@@ -225,11 +236,8 @@ def _flat(items: tuple[Item, ...], side: KV) -> Iterator[Axis]:
 
 def _check_axes(layout: Layout, text: str) -> None:
     for index, item in enumerate(layout.items):
-        if isinstance(item, Split):
-            if index != len(layout.items) - 1:
-                raise LayoutError(f"layout {text!r}: (k: … | v: …) must come last")
-            if any(isinstance(inner, Split) for inner in (*item.k, *item.v)):
-                raise LayoutError(f"layout {text!r}: (k: … | v: …) inside another")
+        if isinstance(item, Split) and index != len(layout.items) - 1:
+            raise LayoutError(f"layout {text!r}: (k: … | v: …) must come last")
     for side in ("k", "v"):
         parts: dict[str, list[Axis]] = {name: [] for name in AXES}
         for axis in _flat(layout.items, side):
@@ -268,5 +276,6 @@ def _side(items: tuple[Item, ...], side: KV, sizes: dict[str, int], text: str) -
             factors.append(Factor(axis.name, axis.extent(size), axis.unit, stride))
         stride *= axis.extent(size)
     order = {name: place for place, name in enumerate(("block", "head", "token", "dim"))}
-    factors.sort(key=lambda factor: (order[factor.axis], -factor.unit))
+    # Of an axis the quotient first; by 1, quotient and remainder have one unit and only the extent tells them apart.
+    factors.sort(key=lambda factor: (order[factor.axis], -factor.unit, -factor.extent))
     return Strided(offset, tuple(factors)), stride

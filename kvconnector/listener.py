@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 GREETING_SECONDS = 5.0
 MAX_CONNECTIONS = 256
+RETRY_SECONDS = 0.05
 
 
 class Listener:
@@ -31,6 +32,7 @@ class Listener:
         self._serve = serve
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=128)
         port = self._socket.getsockname()[1]
@@ -39,24 +41,32 @@ class Listener:
 
     def close(self) -> None:
         """Stop accepting and break every connection."""
+        # Only woken here: each is closed by the thread that is in it, or its descriptor could be reused under that.
         with self._lock:
-            sockets = [self._socket, *self._open]
-        for sock in sockets:
-            _shut(sock)
+            self._closed = True
+            for sock in (self._socket, *self._open):
+                _wake(sock)
 
     def _accept(self) -> None:
         while True:
             try:
                 sock, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError as exc:
+                if self._closed:
+                    self._socket.close()
+                    return
+                # A peer that has gone again, or no file descriptors left: it passes, and peers must be able to come.
+                log.warning("deeplink %s: a connection could not be accepted: %s", self._purpose, exc)
+                time.sleep(RETRY_SECONDS)
+                continue
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                full = len(self._open) >= MAX_CONNECTIONS
-                if not full:
+                welcome = not self._closed and len(self._open) < MAX_CONNECTIONS
+                if welcome:
                     self._open.add(sock)
-            if full:
-                _shut(sock)
+            if not welcome:
+                _wake(sock)
+                sock.close()
                 continue
             threading.Thread(target=self._run, args=(sock,), name=f"deeplink-{self._purpose}-peer", daemon=True).start()
 
@@ -69,11 +79,11 @@ class Listener:
         finally:
             with self._lock:
                 self._open.discard(sock)
-            _shut(sock)
+            _wake(sock)
+            sock.close()
 
 
-def _shut(sock: socket.socket) -> None:
-    # shutdown wakes a thread that is blocked on the socket; close alone does not.
+def _wake(sock: socket.socket) -> None:
+    """End the stream in both directions: whoever is blocked on it wakes, and the peer sees the end at once."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    sock.close()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from deeplink.errors import LayoutError
+
 TILE = 16
 """Tokens per digest tile. Chunks begin and end on tiles, except where the range itself does not."""
 
@@ -53,8 +55,11 @@ def runs(block_table: Sequence[int], block_size: int, chunk: Chunk, origin: int 
     """Where the chunk lies in blocks of `block_size` tokens.
 
     `block_table[i]` holds the prompt's tokens from ``i * block_size`` on. `origin` is the token at which the wire
-    chunk begins, when only a part of it is meant; by default the chunk's own start.
+    chunk begins, when only a part of it is meant; by default the chunk's own start. Raises LayoutError when the
+    table does not reach the chunk's end.
     """
+    if chunk.stop > len(block_table) * block_size:
+        raise LayoutError(f"tokens [{chunk.start}, {chunk.stop}) in {len(block_table)} blocks of {block_size}")
     origin = chunk.start if origin is None else origin
     token = chunk.start
     while token < chunk.stop:

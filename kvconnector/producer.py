@@ -27,13 +27,15 @@ from deeplink.errors import (
     Aborted,
     DeadlineExceeded,
     DeeplinkError,
+    HandoffError,
+    PeerGone,
     ProtocolError,
     Reason,
     Refused,
     TicketRefused,
 )
 from deeplink.kvconnector import channel as ch
-from deeplink.kvconnector import digest
+from deeplink.kvconnector import digest, wire
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.handoff import FINAL, Ledger
 from deeplink.kvconnector.plan import TILE, Chunk, chunks
@@ -169,27 +171,20 @@ class Producer:
         if ticket.consumer != consumer:
             raise _other_epoch(ticket.consumer, consumer)
         handoff = self._await_open(channel, ticket)
-        if claim.prompt != handoff.prompt:
-            raise Refused(
-                "the two engines do not have the same prompt",
-                field="prompt",
-                ours=handoff.prompt.hex(),
-                theirs=claim.prompt.hex(),
-                remedy="serve the same tokenizer and chat template on both engines",
-            )
-        if not claim.start <= claim.stop <= handoff.tokens:
-            raise ProtocolError(f"tokens [{claim.start}, {claim.stop}) of a prompt of {handoff.tokens}")
         self._register(handoff)
-        failure: DeeplinkError | None = None
+        # A claim counts however it ends: refused ones and bugs too, or the staging would be held until the deadline.
+        failure: DeeplinkError | None = HandoffError("the claim ended unexpectedly; see the prefill engine's log")
         try:
+            _check_claim(handoff, claim)
             channel.send(ch.Accept(), handoff.deadline)
             tokens, moved, total = self._move(channel, claim, handoff)
+            failure = None
         except DeeplinkError as exc:
             failure = exc
             raise
         finally:
-            self._unregister(handoff, failure)
-        if handoff.served == ticket.claims:
+            last = self._unregister(handoff, failure)
+        if last:
             self._end(handoff, "drained", None, tokens=tokens, kv_bytes=moved, digest=total)
         channel.send(ch.End(), handoff.deadline)
 
@@ -202,8 +197,12 @@ class Producer:
             piece = self._staging.try_allocate(chunk.tokens * self._cache.token_bytes)
             if piece is None:
                 return
-            wire = self._staging.array(piece, self._cache.dtype, self._cache.wire_shape(chunk.tokens))
-            self._cache.gather(handoff.table, chunk, wire)
+            try:
+                wire_LSHTD = self._staging.array(piece, self._cache.dtype, self._cache.wire_shape(chunk.tokens))
+                self._cache.gather(handoff.table, chunk, wire_LSHTD)
+            except DeeplinkError:
+                self._staging.release(piece)
+                raise
             with self._changed:
                 if handoff.ended is not None:
                     self._staging.release(piece)
@@ -241,13 +240,15 @@ class Producer:
                 )
             handoff.claimed += 1
 
-    def _unregister(self, handoff: _Handoff, failure: DeeplinkError | None) -> None:
+    def _unregister(self, handoff: _Handoff, failure: DeeplinkError | None) -> bool:
+        """Account a claim that is over; true for the last one. A failed last one ends the handoff."""
         with self._changed:
             handoff.served += 1
             last = handoff.served == handoff.ticket.claims
         if failure is not None and last:
-            state = "aborted" if isinstance(failure, Aborted) else "failed"
-            self._end(handoff, state, failure.reason())
+            states: dict[type[DeeplinkError], str] = {Aborted: "aborted", DeadlineExceeded: "expired"}
+            self._end(handoff, states.get(type(failure), "failed"), failure.reason())
+        return last
 
     def _move(self, channel: ch.Channel, claim: ch.Claim, handoff: _Handoff) -> tuple[int, int, int]:
         """Announce, push and account every chunk that overlaps the claim; tokens, bytes and digest moved."""
@@ -288,15 +289,20 @@ class Producer:
                         return tokens, moved, total & 0xFFFF_FFFF_FFFF_FFFF
                     self._await_chunk(channel, handoff, index)
                     continue
-                self._answer(channel, channel.receive(handoff.deadline), handoff, waiting, link)
+                self._answer(channel, _hear(channel, handoff), handoff, waiting, link)
         except DeeplinkError as exc:
             # When the handoff was ended from elsewhere, the broken link is the consequence, not the cause.
             if handoff.ended is not None:
                 raise DeeplinkError.from_reason(handoff.ended) from exc
+            # The consumer says farewell and withdraws its regions; a push that breaks tells less than the farewell.
+            if isinstance(exc, (PeerGone, Refused)) and (reason := channel.last_words()) is not None:
+                raise DeeplinkError.from_reason(reason) from exc
             raise
         finally:
             with self._changed:
                 handoff.links.discard(link)
+                # `_end` closes the links it has found here, so one it may have seen is not kept for others.
+                healthy = healthy and handoff.ended is None
             if healthy:
                 self._links.give(claim.address, link)
             else:
@@ -347,9 +353,9 @@ class Producer:
                     self._staging.release(staged.piece)
 
     def _digest(self, staged: _Staged) -> digest.Tiles:
-        with self._changed:
-            wire = self._staging.array(staged.piece, self._cache.dtype, self._cache.wire_shape(staged.chunk.tokens))
-        return digest.tiles(staged.chunk, wire)
+        # Should the handoff end meanwhile, the piece may be another's already; then the number is never used.
+        wire_LSHTD = self._staging.array(staged.piece, self._cache.dtype, self._cache.wire_shape(staged.chunk.tokens))
+        return digest.tiles(staged.chunk, wire_LSHTD)
 
     def _landed(self, staged: _Staged) -> None:
         with self._changed:
@@ -395,6 +401,28 @@ class Producer:
                     "expired",
                     DeadlineExceeded("nobody fetched the KV cache before the ticket's deadline").reason(),
                 )
+
+
+def _check_claim(handoff: _Handoff, claim: ch.Claim) -> None:
+    if claim.prompt != handoff.prompt:
+        raise Refused(
+            "the two engines do not have the same prompt",
+            field="prompt",
+            ours=handoff.prompt.hex(),
+            theirs=claim.prompt.hex(),
+            remedy="serve the same tokenizer and chat template on both engines",
+        )
+    if not claim.start <= claim.stop <= handoff.tokens:
+        raise ProtocolError(f"tokens [{claim.start}, {claim.stop}) of a prompt of {handoff.tokens}")
+
+
+def _hear(channel: ch.Channel, handoff: _Handoff) -> ch.Message:
+    """What the consumer says next. It may be long silent, waiting for room, so the handoff's end is looked for too."""
+    while not channel.readable(LOOK):
+        if handoff.ended is not None:
+            raise DeeplinkError.from_reason(handoff.ended)
+        wire.remaining(handoff.deadline)
+    return channel.receive(handoff.deadline)
 
 
 def _check_quit(channel: ch.Channel, deadline: float) -> None:

@@ -18,7 +18,7 @@ def prompt_digest(token_ids: Sequence[int], extra: Iterable[str] = ()) -> bytes:
     digest.update(len(token_ids).to_bytes(8, "little"))
     digest.update(array("q", token_ids).tobytes())
     for text in extra:
-        data = text.encode()
+        data = text.encode(errors="surrogatepass")  # a client chooses the salt; it need not be valid Unicode
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.digest()

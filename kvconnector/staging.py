@@ -21,9 +21,13 @@ from deeplink.errors import DeadlineExceeded, HandoffError
 ALIGN = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """`length` bytes of the arena, and the extent (aligned) that was reserved for them."""
+    """`length` bytes of the arena, and the extent (aligned) that was reserved for them.
+
+    Compared by identity: a later piece at the same place is another piece, and releasing the old one again must not
+    free it.
+    """
 
     offset: int
     length: int
@@ -80,6 +84,7 @@ class Staging:
         return piece
 
     def release(self, piece: Piece) -> None:
+        """Raises KeyError for a piece that is not held: releasing twice is a bug of the caller."""
         with self._freed:
             self._held.remove(piece)
             insort(self._holes, (piece.offset, piece.extent))

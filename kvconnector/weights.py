@@ -32,11 +32,11 @@ def fingerprint(folder: Path) -> str:
         )
     tensors: list[tuple[str, bytes]] = []
     for file in files:
-        with file.open("rb", buffering=0) as stream:
-            try:
+        try:
+            with file.open("rb", buffering=0) as stream:
                 tensors += _tensors(stream.fileno())
-            except (OSError, ValueError, KeyError, TypeError, msgspec.DecodeError) as exc:
-                raise ConfigError(f"{file} is not a safetensors file: {exc}", field="model.weights") from exc
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, msgspec.DecodeError) as exc:
+            raise ConfigError(f"{file} is not a safetensors file: {exc!r}", field="model.weights") from exc
     digest = hashlib.blake2b(digest_size=16)
     for name, content in sorted(tensors):
         digest.update(len(name).to_bytes(4, "little") + name.encode() + content)

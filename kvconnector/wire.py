@@ -6,11 +6,14 @@ sense ProtocolError. Nothing here reads more than it was asked to.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import select
 import socket
+import threading
 import time
+from collections.abc import Iterator
 
 from deeplink import secret as shared
 from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError, Refused
@@ -18,6 +21,44 @@ from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError, Refused
 MAGIC = b"DLK1"
 _NONCE = 16
 _MAC = 32
+
+
+class Shared:
+    """A socket that any thread may close while others are in a call on it; those calls fail.
+
+    The descriptor is given back only when nobody uses it any more. Were its number taken by another socket while a
+    thread still polls it, the kernel would wake that thread for the old socket, find the new one quiet, and let it
+    sleep until its timeout.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closed = False
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[socket.socket]:
+        """The socket, for one call or several. Raises PeerGone when it has been closed."""
+        with self._lock:
+            if self._closed:
+                raise PeerGone("the connection is closed")
+            self._users += 1
+        try:
+            yield self._socket
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._closed and not self._users:
+                    self._socket.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            if not self._users:
+                self._socket.close()
 
 
 def remaining(deadline: float) -> float:
@@ -36,7 +77,7 @@ def connect(address: str, deadline: float) -> socket.socket:
         sock = socket.create_connection((host.strip("[]"), int(port)), remaining(deadline))
     except TimeoutError as exc:
         raise DeadlineExceeded(f"no answer from {address}") from exc
-    except (OSError, OverflowError) as exc:
+    except (OSError, OverflowError, UnicodeError) as exc:  # UnicodeError: a host that cannot be a name
         raise PeerGone(f"cannot connect to {address}: {exc}") from exc
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

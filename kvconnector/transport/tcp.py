@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from deeplink.errors import DeadlineExceeded, DeeplinkError, ProtocolError, Refused
+from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.hookspecs import hookimpl
 from deeplink.kvconnector import wire
 from deeplink.kvconnector.listener import Listener
@@ -49,24 +49,23 @@ class _TcpRegion:
 
 class TcpLink:
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+        self._shared = wire.Shared(sock)
 
     def push(self, pushes: Sequence[Push], deadline: float) -> None:
-        for push in pushes:
-            source = push.source.cast("B")
-            wire.send(self._socket, _HEADER.pack(push.key, push.offset, source.nbytes), deadline)
-            wire.send(self._socket, source, deadline)
-        wire.send(self._socket, _FLUSH, deadline)
-        if wire.receive(self._socket, 1, deadline) == _OK:
-            return
-        (length,) = _LENGTH.unpack(wire.receive(self._socket, _LENGTH.size, deadline))
-        text = wire.receive(self._socket, min(length, MAX_ERROR), deadline).decode(errors="replace")
-        raise Refused(f"the peer's transport refused a push: {text}", field="region")
+        with self._shared.use() as sock:
+            for push in pushes:
+                source = push.source.cast("B")
+                wire.send(sock, _HEADER.pack(push.key, push.offset, source.nbytes), deadline)
+                wire.send(sock, source, deadline)
+            wire.send(sock, _FLUSH, deadline)
+            if wire.receive(sock, 1, deadline) == _OK:
+                return
+            (length,) = _LENGTH.unpack(wire.receive(sock, _LENGTH.size, deadline))
+            text = wire.receive(sock, min(length, MAX_ERROR), deadline).decode(errors="replace")
+            raise Refused(f"the peer's transport refused a push: {text}", field="region")
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a push that another thread is in
-        self._socket.close()
+        self._shared.close()
 
 
 class TcpTransport:
@@ -120,6 +119,7 @@ class TcpTransport:
                 # The rest of the stream cannot be trusted to be in step, so say why and end it.
                 text = problem.encode()[:MAX_ERROR]
                 wire.send(sock, _ERROR + _LENGTH.pack(len(text)) + text, time.monotonic() + BODY_SECONDS)
+                _drain(sock)
                 raise ProtocolError(f"a peer pushed where it may not: {problem}")
 
     def _receive(self, sock: socket.socket, key: bytes, offset: int, length: int) -> str:
@@ -137,6 +137,15 @@ class TcpTransport:
                 region.writers.discard(sock)
                 self._changed.notify_all()
         return ""
+
+
+def _drain(sock: socket.socket) -> None:
+    """Take what the peer sends until it has read the answer and closes: an early close would destroy the answer."""
+    scratch = memoryview(bytearray(64 << 10))
+    deadline = time.monotonic() + BODY_SECONDS
+    with contextlib.suppress(PeerGone, DeadlineExceeded):
+        while True:
+            wire.receive_into(sock, scratch, deadline)
 
 
 @hookimpl

@@ -1,14 +1,25 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from loopback import HND, VEC, Pair, make_side
+from loopback import Pair, make_pair
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = Pair(make_side("prefill", VEC, 64, seed=1), make_side("decode", HND, 128, seed=2))
-    yield made
-    made.producer.endpoint.close()
-    made.consumer.endpoint.close()
+def make() -> Iterator[Callable[..., Pair]]:
+    """Makes pairs as `loopback.make_pair` does, and closes them in the end."""
+    made: list[Pair] = []
+
+    def _make(**sides: dict[str, object]) -> Pair:
+        made.append(make_pair(**sides))
+        return made[-1]
+
+    yield _make
+    for pair in made:
+        pair.close()
+
+
+@pytest.fixture
+def pair(make: Callable[..., Pair]) -> Pair:
+    return make()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +15,11 @@ from deeplink.kvconnector.consumer import Order, Outcome
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.endpoint import Endpoint, Settings
+from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.layout import Layout
+from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.ticket import Ticket, mint, new_handoff
+from deeplink.kvconnector.transport.base import Link, Push
 from deeplink.kvconnector.transport.tcp import TcpTransport
 
 SECRET = b"a secret for tests only, 32 byte"
@@ -41,6 +47,54 @@ def make_contract(
     return Contract("test", "0", "cpu", role, epoch, model, (group,), (rank,))
 
 
+def read(cache: Cache, table: Sequence[int], start: int, stop: int) -> np.ndarray:
+    """Tokens ``[start, stop)`` in wire form."""
+    wire = np.empty(cache.wire_shape(stop - start), cache.dtype)
+    cache.gather(table, Chunk(start, stop), wire)
+    return wire
+
+
+class Meddling(TcpTransport):
+    """A transport whose pushes pass through `meddle` first: it may change them, wait, or raise."""
+
+    meddle: Callable[[Sequence[Push]], Sequence[Push]] = staticmethod(lambda pushes: pushes)
+
+    def connect(self, address: str, deadline: float) -> Link:
+        return _MeddlingLink(super().connect(address, deadline), self)
+
+
+@dataclass(eq=False)
+class _MeddlingLink:
+    link: Link
+    owner: Meddling
+
+    def push(self, pushes: Sequence[Push], deadline: float) -> None:
+        self.link.push(self.owner.meddle(pushes), deadline)
+
+    def close(self) -> None:
+        self.link.close()
+
+
+class Gate:
+    """A `meddle` that lets `passes` pushes through and holds the next until `open`."""
+
+    def __init__(self, passes: int = 0) -> None:
+        self.passes = passes
+        self.reached = threading.Event()
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def __call__(self, pushes: Sequence[Push]) -> Sequence[Push]:
+        if self.passes == 0:
+            self.reached.set()
+            assert self._open.wait(30)
+        else:
+            self.passes -= 1
+        return pushes
+
+
 def make_group(layout: str, block_size: int, dtype: str = "float32") -> CacheGroup:
     return CacheGroup("full", tuple(range(LAYERS)), HEADS, DIM, dtype, block_size, layout)
 
@@ -50,6 +104,10 @@ class Side:
     epoch: str
     cache: Cache
     endpoint: Endpoint
+    transport: Meddling
+
+    def record(self, ticket: Ticket) -> Record | None:
+        return self.endpoint._ledger.get(ticket.handoff)
 
 
 @dataclass
@@ -58,7 +116,28 @@ class Pair:
 
     producer: Side
     consumer: Side
-    endpoints: list[Endpoint] = field(default_factory=list)
+    _collected: list[Outcome] = field(default_factory=list)
+
+    def close(self) -> None:
+        self.producer.endpoint.close()
+        self.consumer.endpoint.close()
+
+    def open(self, ticket: Ticket, tokens: int, prompt: bytes = b"prompt") -> None:
+        self.producer.endpoint.producer.open(ticket, prompt, tokens)
+
+    def fill(self, ticket: Ticket, table: Sequence[int], computed: int) -> None:
+        self.producer.endpoint.producer.fill(ticket.handoff, table, computed)
+
+    def load(self, order: Order) -> None:
+        self.consumer.endpoint.consumer.load(order)
+
+    def pump(self, ticket: Ticket, seconds: float = 20.0) -> None:
+        """Go on staging until the producer's blocks are no longer needed."""
+        deadline = time.monotonic() + seconds
+        while not self.producer.endpoint.producer.settled(ticket.handoff):
+            assert time.monotonic() < deadline, "the producer's blocks are still needed"
+            self.producer.endpoint.producer.pump()
+            time.sleep(0.002)
 
     def ticket(self, seconds: float = 10.0, **changes: object) -> tuple[Ticket, str]:
         values = {
@@ -71,20 +150,45 @@ class Pair:
         ticket = Ticket(**{**values, **changes})  # type: ignore[arg-type]
         return ticket, mint(ticket, SECRET)
 
-    def order(self, ticket: Ticket, text: str, table: list[int], stop: int, *, start: int = 0) -> Order:
-        return Order("request", ticket, text, b"prompt", start, stop, table)
+    def order(
+        self,
+        ticket: Ticket,
+        text: str,
+        table: Sequence[int],
+        stop: int,
+        *,
+        start: int = 0,
+        prompt: bytes = b"prompt",
+        request: str = "request",
+    ) -> Order:
+        return Order(request, ticket, text, prompt, start, stop, table)
 
     def outcome(self, seconds: float = 10.0) -> Outcome:
-        """The next load that ends, within the deadline."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if ended := self.consumer.endpoint.consumer.collect():
-                (outcome,) = ended
-                return outcome
-            time.sleep(0.002)
-        raise AssertionError("the load did not end")
+        """The one load that ends within the deadline."""
+        outcome = self.one(seconds)
+        assert not self._collected
+        return outcome
 
-    def quiet(self, seconds: float = 2.0) -> None:
+    def one(self, seconds: float = 10.0) -> Outcome:
+        """The next of several loads that end."""
+        deadline = time.monotonic() + seconds
+        while not self._collected:
+            assert time.monotonic() < deadline, "the load did not end"
+            self._collected += self.consumer.endpoint.consumer.collect()
+            time.sleep(0.002)
+        return self._collected.pop(0)
+
+    def settle(self, ticket: Ticket, producer: str | None, consumer: str | None) -> tuple[Record | None, Record | None]:
+        """Nothing is held, nothing more comes, and each side has this one final state (None: never heard of it)."""
+        self.quiet()
+        self._collected += self.consumer.endpoint.consumer.collect()
+        assert self._collected == []
+        records = self.producer.record(ticket), self.consumer.record(ticket)
+        states = tuple(record.state if record is not None else None for record in records)
+        assert states == (producer, consumer), records
+        return records
+
+    def quiet(self, seconds: float = 10.0) -> None:
         """Nothing is held on either side, within the deadline."""
         deadline = time.monotonic() + seconds
         while True:
@@ -110,8 +214,9 @@ def make_side(
     chunk: int = 64 << 10,
     verify: bool = True,
     secret: bytes = SECRET,
+    epoch: str = "",
 ) -> Side:
-    epoch = f"{role}-{new_handoff()}"
+    epoch = epoch or f"{role}-{new_handoff()}"
     cache = make_cache(layout, block_size, dtype, seed=seed)
     group = make_group(layout, block_size, dtype)
 
@@ -119,4 +224,13 @@ def make_side(
         return make_contract(epoch, role, group, weights=weights, channel=channel, tcp=transports["tcp"])
 
     settings = Settings("127.0.0.1", staging, chunk, verify)
-    return Side(epoch, cache, Endpoint(cache, settings, secret, epoch, TcpTransport("127.0.0.1", secret), state))
+    transport = Meddling("127.0.0.1", secret)
+    return Side(epoch, cache, Endpoint(cache, settings, secret, epoch, transport, state), transport)
+
+
+def make_pair(producer: dict[str, Any] | None = None, consumer: dict[str, Any] | None = None) -> Pair:
+    """A prefill side with the CPU's layout and a decode side with a GPU's; the arguments go to `make_side`."""
+    return Pair(
+        make_side(**{"role": "prefill", "layout": VEC, "block_size": 64, "seed": 1, **(producer or {})}),
+        make_side(**{"role": "decode", "layout": HND, "block_size": 128, "seed": 2, **(consumer or {})}),
+    )

@@ -1,0 +1,105 @@
+"""The contract's wire form: round trip, version first, nothing but its own errors for anything else."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loopback import VEC, make_contract, make_group
+
+from deeplink.errors import ProtocolError, Refused
+from deeplink.kvconnector import contract as co
+
+CONTRACT = make_contract("epoch", "prefill", make_group(VEC, 64), channel="127.0.0.1:1", tcp="127.0.0.1:2")
+
+
+def test_round_trip() -> None:
+    assert co.decode(co.encode(CONTRACT)) == CONTRACT
+
+
+def test_json_is_for_people_and_complete() -> None:
+    text = co.to_json(CONTRACT)
+    assert msgspec.json.decode(text, type=co.Contract) == CONTRACT
+    assert json.loads(text)["groups"][0]["layout"] == VEC
+
+
+@pytest.mark.parametrize("body", [b"\x80", b"\xc0", b"\xa3abc", msgspec.msgpack.encode({"later": [1, 2, {"x": None}]})])
+def test_another_version_is_refused_before_its_body_is_read(body: bytes) -> None:
+    data = msgspec.msgpack.encode((co.WIRE_VERSION + 1, msgspec.Raw(body)))
+    with pytest.raises(Refused) as caught:
+        co.decode(data)
+    error = caught.value
+    assert (error.field, error.ours, error.theirs) == ("wire_version", "1", "2")
+    assert "same deeplink release" in error.remedy
+
+
+def test_the_same_version_with_another_body_is_malformed() -> None:
+    with pytest.raises(ProtocolError, match="body is malformed"):
+        co.decode(msgspec.msgpack.encode((co.WIRE_VERSION, {"engine": "vllm"})))
+
+
+def test_too_large() -> None:
+    data = co.encode(msgspec.structs.replace(CONTRACT, casts=tuple("x" * 256 for _ in range(64))))
+    assert co.decode(data).casts[0] == "x" * 256
+    with pytest.raises(ProtocolError) as caught:
+        co.decode(data + bytes(co.MAX_BYTES - len(data) + 1))
+    assert caught.value.field == "length"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": "x" * 257},
+        {"groups": ()},
+        {"ranks": ()},
+        {"casts": ("x",) * 65},
+        {"groups": (msgspec.structs.replace(CONTRACT.groups[0], heads=0),)},
+        {"groups": (msgspec.structs.replace(CONTRACT.groups[0], block_size=1 << 40),)},
+        {"groups": (msgspec.structs.replace(CONTRACT.groups[0], layout="x" * 5000),)},
+        {"ranks": (msgspec.structs.replace(CONTRACT.ranks[0], tp=-1),)},
+        {"ranks": (msgspec.structs.replace(CONTRACT.ranks[0], transports={str(i): "" for i in range(17)}),)},
+    ],
+)
+def test_limits(change: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        co.decode(co.encode(msgspec.structs.replace(CONTRACT, **change)))
+
+
+def decodes_or_refuses(data: bytes) -> None:
+    try:
+        decoded = co.decode(data)
+    except (ProtocolError, Refused):
+        return
+    assert co.decode(co.encode(decoded)) == decoded
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes(data: bytes) -> None:
+    decodes_or_refuses(data)
+    decodes_or_refuses(b"\x92\x01" + data)
+
+
+@given(st.data())
+def test_mutated_bytes(data: st.DataObject) -> None:
+    good = bytearray(co.encode(CONTRACT))
+    for _ in range(data.draw(st.integers(1, 8))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    decodes_or_refuses(bytes(good))
+
+
+@given(st.integers(0, 10_000), st.binary(max_size=8))
+def test_cut_off_or_prolonged(length: int, tail: bytes) -> None:
+    good = co.encode(CONTRACT)
+    decodes_or_refuses(good[: length % len(good)] + tail)
+    if tail:
+        with pytest.raises(ProtocolError):
+            co.decode(good + tail)
+
+
+@pytest.mark.parametrize("unit", [b"\x91", b"\x92\x01", b"\x81\xa1a", b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"])
+def test_nesting_and_absurd_lengths(unit: bytes) -> None:
+    decodes_or_refuses(unit * (co.MAX_BYTES // len(unit)))
+    decodes_or_refuses(b"\x92\x01" + unit * 50_000)

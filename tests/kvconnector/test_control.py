@@ -1,0 +1,263 @@
+"""The control endpoint over real HTTP, in front of real endpoints."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from loopback import SECRET, Pair, Side
+from wires import eventually
+
+from deeplink.errors import ConfigError, Reason
+from deeplink.kvconnector import channel as ch
+from deeplink.kvconnector import contract as co
+from deeplink.kvconnector.control import Blocks, Control
+from deeplink.secret import control_token, derive
+
+TOKENS = 333
+OURS, THEIRS = [5, 2, 9, 0, 7, 11], [3, 1, 8]
+TOKEN = control_token(SECRET)
+Serve = Callable[..., "Client"]
+
+
+class Client:
+    def __init__(self, port: int, token: str = TOKEN) -> None:
+        self.port = port
+        self.headers = {"Authorization": f"Bearer {token}"}
+
+    def call(self, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> tuple[int, str, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, headers=self.headers if headers is None else headers)
+            answer = connection.getresponse()
+            return answer.status, answer.getheader("Content-Type", ""), answer.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str, status: int = 200) -> Any:
+        got, kind, body = self.call(path)
+        assert (got, kind.split(";")[0]) == (status, "application/json"), body
+        return json.loads(body)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    made: list[Control] = []
+
+    def _serve(side: Side, blocks: Blocks = Blocks(100, 7)) -> Client:  # noqa: B008 - frozen
+        made.append(Control(side.endpoint.contract, SECRET, lambda: blocks))
+        return Client(made[-1].start("127.0.0.1", 0))
+
+    yield _serve
+    for control in made:
+        control.close()
+
+
+PATHS = ["/v1/contract", "/v1/status", "/v1/handoffs/x"]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/", "/metrics"])
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        "Bearer ",
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        "Bearer \xff\xfe",
+        "Basic eDp5",
+        f"bearer {TOKEN}",
+    ],
+)
+def test_without_the_token_nothing_is_told(pair: Pair, serve: Serve, path: str, authorization: str | None) -> None:
+    client = serve(pair.producer)
+    headers = {} if authorization is None else {"Authorization": authorization}
+    status, _, body = client.call(path, headers=headers)
+    assert status == 401
+    assert TOKEN.encode() not in body
+    assert client.call(path, "DELETE", headers)[0] == 401
+
+
+def test_the_channels_key_is_not_the_token(pair: Pair, serve: Serve) -> None:
+    client = serve(pair.producer)
+    assert Client(client.port, derive(SECRET, "channel").hex()).call("/v1/status")[0] == 401
+
+
+def test_the_contract(pair: Pair, serve: Serve) -> None:
+    client = serve(pair.producer)
+    status, kind, body = client.call("/v1/contract")
+    assert (status, kind) == (200, "application/msgpack")
+    assert co.decode(body) == pair.producer.endpoint.contract
+    status, kind, body = client.call("/v1/contract", headers={**client.headers, "Accept": "application/json"})
+    assert status == 200
+    assert kind.startswith("application/json")
+    assert msgspec.json.decode(body, type=co.Contract) == pair.producer.endpoint.contract
+
+
+def test_status(pair: Pair, serve: Serve) -> None:
+    ours, theirs = serve(pair.producer), serve(pair.consumer, Blocks(50, 0))
+    expected = {
+        "engine": "test",
+        "engine_version": "0",
+        "chip": "cpu",
+        "role": "prefill",
+        "epoch": pair.producer.epoch,
+        "blocks": {"total": 100, "held": 7},
+        "staging": {"capacity": 2 << 20, "used": 0},
+        "claims": 0,
+        "handoffs": 0,
+        "ended": {},
+    }
+    assert ours.json("/v1/status") == expected
+
+    ticket, text = pair.ticket(60)
+    pair.open(ticket, TOKENS)
+    pair.fill(ticket, OURS, 200)
+    used = pair.producer.endpoint._outgoing.used
+    assert ours.json("/v1/status") == {**expected, "staging": {"capacity": 2 << 20, "used": used}, "handoffs": 1}
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    eventually(lambda: ours.json("/v1/status")["claims"] == 1)
+    assert theirs.json("/v1/status")["claims"] == 1
+    pair.fill(ticket, OURS, TOKENS)
+    assert pair.outcome().reason is None
+    pair.quiet()
+    assert ours.json("/v1/status") == {**expected, "ended": {"drained": 1}}
+    assert theirs.json("/v1/status")["ended"] == {"loaded": 1}
+    assert theirs.json("/v1/status")["blocks"] == {"total": 50, "held": 0}
+
+
+def test_the_fate_of_a_handoff(pair: Pair, serve: Serve) -> None:
+    ours, theirs = serve(pair.producer), serve(pair.consumer)
+    ticket, text = pair.ticket(60)
+    path = f"/v1/handoffs/{ticket.handoff}"
+    assert "error" in ours.json(path, 404)
+    pair.open(ticket, TOKENS)
+    assert ours.json(path)["state"] == "filling"
+    assert "error" in theirs.json(path, 404)
+    pair.fill(ticket, OURS, TOKENS)
+    assert ours.json(path)["state"] == "staged"
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    assert pair.outcome().reason is None
+    pair.settle(ticket, "drained", "loaded")
+    sent, loaded = ours.json(path), theirs.json(path)
+    for record, side, state in ((sent, "producer", "drained"), (loaded, "consumer", "loaded")):
+        assert record.pop("milliseconds") > 0
+        assert len(record["digest"]) == 16
+        assert record == {
+            "handoff": ticket.handoff,
+            "side": side,
+            "state": state,
+            "reason": None,
+            "tokens": TOKENS,
+            "kv_bytes": TOKENS * 1536,
+            "digest": sent["digest"],
+        }
+
+
+def test_a_failure_tells_its_reason(pair: Pair, serve: Serve) -> None:
+    ours, theirs = serve(pair.producer), serve(pair.consumer)
+    ticket, text = pair.ticket(60)
+    pair.open(ticket, TOKENS, b"\x01")
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS, prompt=b"\x02"))
+    assert pair.outcome().reason is not None
+    pair.quiet()
+    for client in (ours, theirs):
+        record = client.json(f"/v1/handoffs/{ticket.handoff}")
+        reason = msgspec.convert(record["reason"], Reason)
+        assert record["state"] == "failed"
+        assert (reason.code, reason.field, reason.ours, reason.theirs) == ("contract_refused", "prompt", "01", "02")
+        assert reason.remedy
+
+
+@pytest.mark.parametrize("side", ["producer", "consumer"])
+def test_cancel(pair: Pair, serve: Serve, side: str) -> None:
+    client = serve(getattr(pair, side))
+    ticket, text = pair.ticket(60)
+    pair.open(ticket, TOKENS)
+    pair.fill(ticket, OURS, 200)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    eventually(lambda: pair.producer.endpoint.producer.claims)
+    path = f"/v1/handoffs/{ticket.handoff}"
+    assert client.call(path, "DELETE") == (204, "", b"") or client.call(path, "DELETE")[0] == 204
+    reason = pair.outcome().reason
+    assert reason is not None
+    assert reason.code == "aborted"
+    pair.settle(ticket, "aborted", "failed")
+    assert client.call(path, "DELETE")[0] == 204
+    assert client.json(path)["reason"]["code"] == "aborted"
+    assert client.call("/v1/handoffs/unknown", "DELETE")[0] == 204
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 4000, "%00", "a%2Fb", "%F0%9F%92%A9", "..%2f..", "'%22<"])
+def test_odd_names(pair: Pair, serve: Serve, name: str) -> None:
+    client = serve(pair.producer)
+    assert client.call(f"/v1/handoffs/{name}")[0] == 404
+    assert client.call(f"/v1/handoffs/{name}", "DELETE")[0] == 204
+    assert client.json("/v1/status")["handoffs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/status", 405),
+        ("DELETE", "/v1/contract", 405),
+        ("GET", "/v2/status", 404),
+        ("GET", "/v1/handoffs/", 404),
+    ],
+)
+def test_what_there_is_not(pair: Pair, serve: Serve, method: str, path: str, status: int) -> None:
+    assert serve(pair.producer).call(path, method)[0] == status
+
+
+def test_the_process_is_gone(pair: Pair, serve: Serve) -> None:
+    client = serve(pair.producer)
+    pair.producer.endpoint.close()
+    for path in ("/v1/status", "/v1/handoffs/x"):
+        assert msgspec.convert(client.json(path, 503), Reason).code == "peer_gone"
+    assert client.call("/v1/handoffs/x", "DELETE")[0] == 503
+    assert client.call("/v1/contract")[0] == 200  # what it stated is known
+
+
+def test_the_process_does_not_answer(pair: Pair, serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        contract = pair.producer.endpoint.contract
+        ranks = (msgspec.structs.replace(contract.ranks[0], channel=address),)
+        pair.producer.endpoint.contract = msgspec.structs.replace(contract, ranks=ranks)
+        client = serve(pair.producer)
+        assert msgspec.convert(client.json("/v1/status", 503), Reason).code == "deadline_exceeded"
+
+
+def test_much_staging(pair: Pair, serve: Serve) -> None:
+    """More than 2 GiB can be told."""
+    pair.producer.endpoint._outgoing.capacity = 3 << 30
+    assert serve(pair.producer).json("/v1/status")["staging"]["capacity"] == (3 << 30) + (1 << 20)
+
+
+def test_a_port_that_is_taken(pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        control = Control(pair.producer.endpoint.contract, SECRET, lambda: Blocks(1, 0))
+        with pytest.raises(ConfigError) as caught:
+            control.start("127.0.0.1", taken.getsockname()[1])
+        assert caught.value.field == "deeplink-control-port"
+        control.close()
+
+
+def test_close_gives_the_port_back(pair: Pair) -> None:
+    control = Control(pair.producer.endpoint.contract, SECRET, lambda: Blocks(1, 0))
+    port = control.start("127.0.0.1", 0)
+    assert Client(port).call("/v1/status")[0] == 200
+    control.close()
+    with pytest.raises(ConnectionRefusedError):
+        Client(port).call("/v1/status")
+    control.close()
+    again = Control(pair.producer.endpoint.contract, SECRET, lambda: Blocks(1, 0))
+    assert again.start("127.0.0.1", port) == port
+    assert ch.ask(pair.producer.endpoint.contract.ranks[0].channel, SECRET, ch.Ask("")).handoffs == 0
+    again.close()

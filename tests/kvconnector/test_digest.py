@@ -1,0 +1,131 @@
+"""The digest: the same for the same KV however it is packed and cut, another for anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layouts import Sized, layouts
+
+from deeplink.kvconnector import digest
+from deeplink.kvconnector.cache import Cache
+from deeplink.kvconnector.plan import TILE, Chunk, chunks
+
+LAYERS, HEADS, DIM = 3, 2, 4
+
+
+def content(tokens: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1 << 16, (LAYERS, 2, HEADS, tokens, DIM), np.uint16)
+
+
+def cut(wire: np.ndarray, chunk: Chunk) -> np.ndarray:
+    return np.ascontiguousarray(wire[:, :, :, chunk.start : chunk.stop])
+
+
+def total(wire: np.ndarray, start: int = 0) -> int:
+    return digest.total(digest.tiles(Chunk(start, start + wire.shape[3]), wire))
+
+
+def through(sized: Sized, wire: np.ndarray, limit: int, seed: int) -> int:
+    """The digest of `wire` after a stay in a cache of this layout, read back in chunks."""
+    bound = sized.bind()
+    cache = Cache(tuple(np.zeros(bound.blocks * bound.block_elements, np.uint16) for _ in range(LAYERS)), bound)
+    table = list(np.random.default_rng(seed).permutation(bound.blocks))
+    tokens = wire.shape[3]
+    cache.scatter(wire, 0, table, Chunk(0, tokens))
+    found = 0
+    for chunk in chunks(0, tokens, limit):
+        part = np.empty(cache.wire_shape(chunk.tokens), cache.dtype)
+        cache.gather(table, chunk, part)
+        found += digest.total(digest.tiles(chunk, part))
+    return found & ((1 << 64) - 1)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_no_layout_block_size_or_chunking_enters(data: st.DataObject) -> None:
+    tokens = data.draw(st.integers(1, 70))
+    wire = content(tokens)
+    results = {total(wire)}
+    for seed in range(2):
+        drawn = data.draw(layouts(heads=HEADS, dim=DIM))
+        blocks = -(-tokens // drawn.block_size) + 1
+        sized = Sized(drawn.text, blocks, HEADS, drawn.block_size, DIM)
+        results.add(through(sized, wire, data.draw(st.integers(1, 80)), seed))
+    assert len(results) == 1
+
+
+CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "one bit": lambda w: _flip(w, (1, 0, 1, 20, 3)),
+    "first bit": lambda w: _flip(w, (0, 0, 0, 0, 0)),
+    "last bit": lambda w: _flip(w, (-1, -1, -1, -1, -1)),
+    "two tokens of a tile swapped": lambda w: w[:, :, :, _swap(40, 3, 9)],
+    "two tokens of different tiles swapped": lambda w: w[:, :, :, _swap(40, 3, 35)],
+    "two tiles swapped": lambda w: w[:, :, :, np.r_[16:32, 0:16, 32:40]],
+    "heads swapped": lambda w: w[:, :, ::-1],
+    "K and V swapped": lambda w: w[:, ::-1],
+    "two layers swapped": lambda w: w[[1, 0, 2]],
+    "dims rotated": lambda w: np.roll(w, 1, axis=-1),
+    "one token short": lambda w: w[:, :, :, :-1],
+}
+
+
+def _flip(wire: np.ndarray, at: tuple[int, ...]) -> np.ndarray:
+    changed = wire.copy()
+    changed[at] ^= 1
+    return changed
+
+
+def _swap(tokens: int, a: int, b: int) -> np.ndarray:
+    order = np.arange(tokens)
+    order[[a, b]] = b, a
+    return order
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_any_change_shows(change: str) -> None:
+    wire = content(40)
+    assert total(np.ascontiguousarray(CHANGES[change](wire))) != total(wire)
+
+
+@given(st.integers(0, 2), st.integers(0, 1), st.integers(0, 1), st.integers(0, 39), st.integers(0, 3))
+def test_a_flipped_bit_shows_in_its_tile_alone(layer: int, side: int, head: int, token: int, dim: int) -> None:
+    wire = content(40)
+    changed = _flip(wire, (layer, side, head, token, dim))
+    differ = digest.tiles(Chunk(0, 40), wire) != digest.tiles(Chunk(0, 40), changed)
+    assert np.argwhere(differ).tolist() == [[layer, side, head, token // TILE]]
+
+
+def test_zeros_have_a_place_too() -> None:
+    """Equal content at another layer, head, side or tile is not the same."""
+    zeros = np.zeros((LAYERS, 2, HEADS, 48, DIM), np.uint16)
+    tiles = digest.tiles(Chunk(0, 48), zeros)
+    assert len(set(tiles.reshape(-1).tolist())) == tiles.size
+
+
+@pytest.mark.parametrize("start", [16, 32, 5, 37])
+def test_a_suffix_is_verifiable_alone(start: int) -> None:
+    wire = content(60)
+    whole = digest.tiles(Chunk(0, 60), wire)
+    suffix = digest.tiles(Chunk(start, 60), cut(wire, Chunk(start, 60)))
+    # Its first tile is partial when the suffix begins inside one; the others are the whole's.
+    skip = int(start % TILE > 0)
+    np.testing.assert_array_equal(suffix[..., skip:], whole[..., start // TILE + skip :])
+
+
+@pytest.mark.parametrize(("layers", "heads"), [((0, 1), (0, 2)), ((1, 3), (0, 2)), ((0, 3), (1, 2))])
+def test_a_rank_is_verifiable_alone(layers: tuple[int, int], heads: tuple[int, int]) -> None:
+    wire = content(40)
+    part = np.ascontiguousarray(wire[slice(*layers), :, slice(*heads)])
+    got = digest.tiles(Chunk(0, 40), part, first_layer=layers[0], first_head=heads[0])
+    np.testing.assert_array_equal(got, digest.tiles(Chunk(0, 40), wire)[slice(*layers), :, slice(*heads)])
+
+
+@given(st.integers(0, 40), st.integers(1, 60))
+def test_one_digest_per_tile(start: int, tokens: int) -> None:
+    chunk = Chunk(start, start + tokens)
+    tiles = digest.tiles(chunk, content(tokens))
+    assert tiles.shape == (LAYERS, 2, HEADS, (chunk.stop - 1) // TILE - start // TILE + 1)

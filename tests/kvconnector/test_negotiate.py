@@ -1,0 +1,151 @@
+"""Who may hand over to whom: every field that matters, refused by its name with both values and a remedy."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from loopback import AMX, HND, NHD, VEC, make_contract, make_group
+
+from deeplink.errors import Refused
+from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
+
+replace = msgspec.structs.replace
+
+PREFILL = make_contract("p", "prefill", make_group(VEC, 64), channel="127.0.0.1:1", tcp="127.0.0.1:2")
+DECODE = make_contract("d", "decode", make_group(HND, 128), channel="127.0.0.1:3", tcp="127.0.0.1:4")
+TWO_RANKS = replace(DECODE, ranks=(DECODE.ranks[0], replace(DECODE.ranks[0], tp=1)))
+
+
+def model(**changes: object) -> Contract:
+    return replace(DECODE, model=replace(DECODE.model, **changes))
+
+
+def group(**changes: object) -> Contract:
+    return replace(DECODE, groups=(replace(DECODE.groups[0], **changes),))
+
+
+REFUSED = {
+    "model.architecture": (model(architecture="QwenForCausalLM"), "LlamaForCausalLM", "QwenForCausalLM"),
+    "model.layers": (model(layers=4), "3", "4"),
+    "model.vocabulary": (model(vocabulary=101), "100", "101"),
+    "model.rope": (model(rope='{"theta":1}'), "{}", '{"theta":1}'),
+    "model.quantization": (model(quantization="fp8"), "none", "fp8"),
+    "model.weights": (model(weights="other"), "w", "other"),
+    "groups": (replace(DECODE, groups=DECODE.groups * 2), "1", "2"),
+    "groups[0].kind": (group(kind="mla"), "full", "mla"),
+    "groups[0].layers": (group(layers=(0, 1)), "(0, 1, 2)", "(0, 1)"),
+    "groups[0].heads": (group(heads=4), "2", "4"),
+    "groups[0].head_dim": (group(head_dim=64), "32", "64"),
+    "groups[0].dtype": (group(dtype="bfloat16"), "float32", "bfloat16"),
+    "groups[0].layout": (group(layout="block token head"), VEC, "block token head"),
+    "ranks": (TWO_RANKS, "1", "2"),
+    "transports": (replace(DECODE, ranks=(replace(DECODE.ranks[0], transports={"rdma": ""}),)), "tcp", "rdma"),
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_field_that_differs_is_named(field: str) -> None:
+    consumer, ours, theirs = REFUSED[field]
+    result = negotiate(PREFILL, consumer)
+    assert isinstance(result, Refusal)
+    assert (result.field, result.ours, result.theirs) == (field, ours, theirs)
+    assert result.remedy
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_the_other_way_round_it_is_refused_too(field: str) -> None:
+    consumer = REFUSED[field][0]
+    result = negotiate(replace(consumer, role="both"), replace(PREFILL, role="both"))
+    assert isinstance(result, Refusal)
+    assert result.field == field
+    assert (result.ours, result.theirs) == (REFUSED[field][2], REFUSED[field][1])
+
+
+def test_the_table_has_every_field_that_is_compared() -> None:
+    assert {f"model.{name}" for name in PREFILL.model.__struct_fields__} <= set(REFUSED)
+    free = {"block_size"}  # re-blocking is what kvconnector does; the layout's text may differ as well
+    assert {f"groups[0].{name}" for name in PREFILL.groups[0].__struct_fields__ if name not in free} <= set(REFUSED)
+
+
+@pytest.mark.parametrize("ours", [VEC, AMX, NHD, HND])
+@pytest.mark.parametrize("theirs", [VEC, AMX, NHD, HND])
+@pytest.mark.parametrize("block_size", [16, 48, 128])
+def test_layout_and_block_size_may_differ(ours: str, theirs: str, block_size: int) -> None:
+    producer = replace(PREFILL, groups=(make_group(ours, 64),))
+    consumer = replace(DECODE, groups=(make_group(theirs, block_size),))
+    result = negotiate(producer, consumer)
+    assert result == Agreement(exact=True, transport="tcp")
+    assert str(result) == "exact over tcp"
+
+
+@pytest.mark.parametrize(
+    "change", [{"engine": "sglang"}, {"engine_version": "9"}, {"chip": "ascend-910"}, {"casts": ("bf16->fp16",)}]
+)
+def test_what_is_only_read_by_people_may_differ(change: dict[str, object]) -> None:
+    assert isinstance(negotiate(PREFILL, replace(DECODE, **change)), Agreement)
+
+
+@pytest.mark.parametrize(
+    ("producer", "consumer", "ok"),
+    [
+        ("prefill", "decode", True),
+        ("both", "decode", True),
+        ("prefill", "both", True),
+        ("both", "both", True),
+        ("decode", "decode", False),
+        ("prefill", "prefill", False),
+        ("decode", "prefill", False),
+        ("neither", "decode", False),
+        ("prefill", "", False),
+    ],
+)
+def test_roles(producer: str, consumer: str, ok: bool) -> None:
+    result = negotiate(replace(PREFILL, role=producer), replace(DECODE, role=consumer))
+    assert isinstance(result, Agreement) is ok
+    if isinstance(result, Refusal):
+        assert (result.field, result.ours, result.theirs) == ("role", producer, consumer)
+
+
+def test_an_engine_cannot_hand_over_to_itself() -> None:
+    same = replace(PREFILL, role="both")
+    result = negotiate(same, same)
+    assert isinstance(result, Refusal)
+    assert result.field == "epoch"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"dtype": "fp8_e4m3"}, "groups[0].dtype"),
+        ({"layout": "(" * 4000}, "groups[0].layout"),
+        ({"layout": "block head token/7 token%7 kv dim"}, "groups[0].layout"),
+    ],
+)
+def test_what_this_release_cannot_move_is_refused_even_when_equal(change: dict[str, object], field: str) -> None:
+    both = (replace(PREFILL.groups[0], **change),)
+    result = negotiate(replace(PREFILL, groups=both), replace(DECODE, groups=both))
+    assert isinstance(result, Refusal)
+    assert result.field == field
+
+
+def test_several_ranks_on_both_sides_are_refused() -> None:
+    producer = replace(PREFILL, ranks=(PREFILL.ranks[0],) * 2)
+    result = negotiate(producer, TWO_RANKS)
+    assert isinstance(result, Refusal)
+    assert result.field == "ranks"
+
+
+def test_the_producers_order_of_transports_counts() -> None:
+    producer = replace(PREFILL, ranks=(replace(PREFILL.ranks[0], transports={"a": "", "b": "", "c": ""}),))
+    consumer = replace(DECODE, ranks=(replace(DECODE.ranks[0], transports={"c": "", "b": ""}),))
+    assert negotiate(producer, consumer) == Agreement(exact=True, transport="b")
+
+
+def test_a_refusal_as_an_error_says_everything() -> None:
+    result = negotiate(PREFILL, model(weights="other"))
+    assert isinstance(result, Refusal)
+    error = result.error("engine a", "engine b")
+    assert isinstance(error, Refused)
+    for part in ("engine a", "engine b", "model.weights", "ours w", "theirs other", "same checkpoint"):
+        assert part in str(error)

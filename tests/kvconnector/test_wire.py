@@ -1,0 +1,200 @@
+"""Sockets with deadlines, and the greeting."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from wires import InThread, drain, eventually, soon
+
+from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
+from deeplink.kvconnector import wire
+
+SECRET = b"a secret for tests only, 32 byte"
+Ends = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    a, b = socket.socketpair()
+    yield a, b
+    a.close()
+    b.close()
+
+
+def greeting(sock: socket.socket, *, server: bool, secret: bytes = SECRET, purpose: str = "test") -> InThread:
+    return InThread(lambda: wire.greet(sock, secret, purpose, server=server, deadline=soon()))
+
+
+def test_one_secret(ends: Ends) -> None:
+    client, server = greeting(ends[0], server=False), greeting(ends[1], server=True)
+    client.join()
+    server.join()
+    wire.send(ends[0], b"the stream begins here", soon())
+    assert wire.receive(ends[1], 22, soon()) == b"the stream begins here"
+
+
+@pytest.mark.parametrize("other", [{"secret": SECRET + b"x"}, {"purpose": "other"}])
+def test_both_sides_refuse_another_secret_or_purpose(ends: Ends, other: dict[str, object]) -> None:
+    client = greeting(ends[0], server=False)
+    server = greeting(ends[1], server=True, **other)  # type: ignore[arg-type]
+    for side in (client, server):
+        with pytest.raises(Refused) as caught:
+            side.join()
+        assert caught.value.field == "secret"
+        assert "secret_file" in caught.value.remedy
+        assert "a secret for tests" not in str(caught.value)
+
+
+@pytest.mark.parametrize("server", [True, False])
+def test_a_reflected_greeting_is_refused(ends: Ends, server: bool) -> None:
+    side = greeting(ends[0], server=server)
+    # Whatever it says is said back to it.
+    for length in (20, 32):
+        ends[1].sendall(wire.receive(ends[1], length, soon()))
+    with pytest.raises(Refused):
+        side.join()
+
+
+def test_two_of_one_kind_refuse_each_other(ends: Ends) -> None:
+    sides = [greeting(end, server=True) for end in ends]
+    for side in sides:
+        with pytest.raises(Refused):
+            side.join()
+
+
+def test_a_recorded_greeting_is_refused(ends: Ends) -> None:
+    """What one client said is worth nothing to the next: the server's number is another."""
+    a, b = socket.socketpair()
+    client, server = greeting(a, server=False), greeting(ends[1], server=True)
+    said = wire.receive(b, 20, soon())
+    ends[0].sendall(said)
+    b.sendall(wire.receive(ends[0], 20, soon()))
+    proof = wire.receive(b, 32, soon())
+    ends[0].sendall(proof)
+    b.sendall(wire.receive(ends[0], 32, soon()))
+    client.join()
+    server.join()
+    c, d = socket.socketpair()
+    again = greeting(d, server=True)
+    c.sendall(said + proof)
+    with pytest.raises(Refused):
+        again.join()
+    for sock in (a, b, c, d):
+        sock.close()
+
+
+def test_something_else_is_not_deeplink(ends: Ends) -> None:
+    side = greeting(ends[0], server=True)
+    ends[1].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    with pytest.raises(ProtocolError) as caught:
+        side.join()
+    assert caught.value.theirs == repr(b"GET ")
+
+
+def test_a_greeting_cut_off(ends: Ends) -> None:
+    side = greeting(ends[0], server=True)
+    ends[1].sendall(wire.MAGIC + b"short")
+    ends[1].close()
+    with pytest.raises(PeerGone):
+        side.join()
+
+
+def test_drop_by_drop_is_no_way_around_the_deadline(ends: Ends) -> None:
+    began = time.monotonic()
+    side = InThread(lambda: wire.receive(ends[0], 1000, soon(0.4)))
+    while not side.done and time.monotonic() < began + 20:
+        ends[1].sendall(b"x")
+        time.sleep(0.02)
+    with pytest.raises(DeadlineExceeded):
+        side.join()
+
+
+def test_a_peer_that_does_not_read(ends: Ends) -> None:
+    with pytest.raises(DeadlineExceeded, match="does not take"):
+        wire.send(ends[0], bytes(64 << 20), soon(0.2))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda sock, deadline: wire.send(sock, b"x", deadline),
+        lambda sock, deadline: wire.receive(sock, 1, deadline),
+        lambda sock, deadline: wire.connect("127.0.0.1:1", deadline),
+    ],
+)
+def test_a_deadline_that_has_passed(ends: Ends, call: Callable[[socket.socket, float], object]) -> None:
+    with pytest.raises(DeadlineExceeded):
+        call(ends[0], time.monotonic() - 1)
+
+
+def test_a_peer_that_is_gone(ends: Ends) -> None:
+    ends[1].close()
+    with pytest.raises(PeerGone):
+        wire.receive(ends[0], 1, soon())
+    with pytest.raises(PeerGone):
+        wire.send(ends[0], bytes(1 << 20), soon())
+    ends[0].close()
+    with pytest.raises(PeerGone):
+        wire.receive(ends[0], 1, soon())
+    with pytest.raises(PeerGone):
+        wire.readable(ends[0], 0)
+
+
+def test_nothing_more_is_read_than_asked_for(ends: Ends) -> None:
+    ends[1].sendall(b"abcdef")
+    assert wire.receive(ends[0], 3, soon()) == b"abc"
+    assert wire.receive(ends[0], 0, soon()) == b""
+    ends[1].close()
+    assert drain(ends[0]) == b"def"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "127.0.0.1",
+        "127.0.0.1:",
+        ":80",
+        "127.0.0.1:port",
+        "127.0.0.1:-1",
+        "127.0.0.1:99999",
+        "127.0.0.1:1",
+        "[::1]:1",
+        "..:1",
+        "a" * 300 + ":1",
+        "nul\0host:1",
+        "host.invalid:1",
+    ],
+)
+def test_addresses_nobody_is_at(address: str) -> None:
+    with pytest.raises(DeeplinkError) as caught:
+        wire.connect(address, soon())
+    assert isinstance(caught.value, (PeerGone, ProtocolError, DeadlineExceeded))
+
+
+def test_a_descriptor_is_not_reused_under_a_call(ends: Ends) -> None:
+    """The kernel wakes whoever polls the old socket, but then looks at whatever has its number by then."""
+    shared, number = wire.Shared(ends[0]), ends[0].fileno()
+    waiting = InThread(lambda: _receive_from(shared))
+    eventually(lambda: shared._users == 1)
+    with shared.use() as sock:
+        shared.close()
+        others = [end for _ in range(5) for end in socket.socketpair()]
+        assert number not in {other.fileno() for other in others}
+        assert sock.fileno() == number
+        with pytest.raises(PeerGone):
+            waiting.join()
+    assert sock.fileno() == -1
+    with pytest.raises(PeerGone), shared.use():
+        raise AssertionError("a closed connection was given out")
+    shared.close()
+    for other in others:
+        other.close()
+
+
+def _receive_from(shared: wire.Shared) -> bytes:
+    with shared.use() as sock:
+        return wire.receive(sock, 1, soon(60))
