@@ -45,7 +45,15 @@ def test_a_cancel_at_the_very_end_leaves_the_kept_channel_alone(pair: Pair) -> N
         give(address, channel)
 
     consumer._channels.give = give_and_cancel  # type: ignore[method-assign]
-    run(pair)
+    ticket, text = pair.ticket()
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    pair.pump(ticket)
+    reason = pair.outcome().reason
+    assert reason is not None
+    assert reason.code == "aborted"
+    pair.settle(ticket, "drained", "failed")
     assert taken
     consumer._channels.give = give  # type: ignore[method-assign]
     run(pair)
