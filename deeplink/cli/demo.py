@@ -50,15 +50,15 @@ def command(
         raise click.UsageError("--json needs --once")
     signal.signal(signal.SIGTERM, _end)
     console = _console(stderr=True)
-    # Any port will do for a run that no one else talks to.
-    options = Options(
-        port or (0 if once else DEFAULT_PORT),
-        dtype,
-        prefill_block,
-        decode_block,
-        model and demo.require_model(model),
-    )
     try:
+        options = Options(
+            # Any port will do for a run that no one else talks to.
+            port=port or (0 if once else DEFAULT_PORT),
+            dtype=dtype,
+            prefill_block=prefill_block,
+            decode_block=decode_block,
+            model=model and demo.require_model(model),
+        )
         with demo.running(options, lambda line: console.print(f"[dim]{line}[/]", soft_wrap=True)) as stack:
             if once:
                 _once(stack, as_json, console)

@@ -40,13 +40,14 @@ def ask(url: str, path: str, body: Mapping[str, Any], on_text: Callable[[str], N
     begin = time.monotonic()
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        if response.status != 200:
-            raise LocalError(f"{where} answered {response.status}: {response.read(4000).decode(errors='replace')}")
-        answer = Answer({name.lower(): value for name, value in response.getheaders()})
-        events = _events(response) if body.get("stream") else iter([response.read()])
-        for event in events:
-            _add(answer, json.loads(event), begin, on_text, where)
+        with connection.getresponse() as response:
+            if response.status != 200:
+                said = response.read(4000).decode(errors="replace")
+                raise LocalError(f"{where} answered {response.status}: {said}")
+            answer = Answer({name.lower(): value for name, value in response.getheaders()})
+            events = _events(response) if body.get("stream") else iter([response.read()])
+            for event in events:
+                _add(answer, json.loads(event), begin, on_text, where)
     except (OSError, http.client.HTTPException, ValueError) as exc:
         raise LocalError(f"{where}: {exc!r}") from exc
     finally:
@@ -61,14 +62,14 @@ def get(url: str, token: str = "", accept: str = "application/json") -> bytes:
     headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
         connection.request("GET", parts.path, headers=headers)
-        response = connection.getresponse()
-        content = response.read()
+        with connection.getresponse() as response:
+            status, content = response.status, response.read()
     except (OSError, http.client.HTTPException) as exc:
         raise LocalError(f"{url}: {exc!r}") from exc
     finally:
         connection.close()
-    if response.status != 200:
-        raise LocalError(f"{url} answered {response.status}: {content[:500].decode(errors='replace')}")
+    if status != 200:
+        raise LocalError(f"{url} answered {status}: {content[:500].decode(errors='replace')}")
     return content
 
 

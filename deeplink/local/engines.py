@@ -28,15 +28,10 @@ _QUIET = {
 class Engine:
     """One vLLM engine to start.
 
-    <<<<<<< HEAD
-        `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml. `core` pins
-        the arithmetic to one core, None leaves it to the kernel. `kv_gib` is the size of its KV cache. `flags` and `env`
-        come last and so override.
-    =======
-        `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml.
-        `core` pins the arithmetic to one core, None leaves it to the kernel. `kv_gib` is the size of its KV
-        cache. `flags` and `env` come last and so override.
-    >>>>>>> local
+    `role` is prefill, decode or both; empty starts vLLM without deeplink. `config` is the deeplink.toml.
+    `core` pins the arithmetic to one core, None leaves it to the kernel. `kv_mib` is the size of its KV
+    cache: by default what four sequences of 1024 tokens of the demo's model need, and some more. `flags` and `env`
+    come last and so override.
     """
 
     name: str
@@ -48,7 +43,7 @@ class Engine:
     dtype: str = "float32"
     block_size: int = 128
     core: int | None = None
-    kv_gib: int = 1
+    kv_mib: int = 256
     max_model_len: int = 1024
     max_num_seqs: int = 4
     flags: tuple[str, ...] = ()
@@ -80,6 +75,8 @@ def arguments(engine: Engine) -> list[str]:
     words += ["--host", "127.0.0.1", "--port", str(engine.port)]
     words += ["--dtype", engine.dtype, "--block-size", str(engine.block_size), "--enforce-eager"]
     words += ["--max-model-len", str(engine.max_model_len), "--max-num-seqs", str(engine.max_num_seqs)]
+    # Explicit, so that vLLM skips its warm-up. Not VLLM_CPU_KVCACHE_SPACE: whole GiB, and it beats this flag.
+    words += ["--kv-cache-memory-bytes", str(engine.kv_mib << 20)]
     if engine.role:
         words += ["--platform", "deeplink", "--deeplink-role", engine.role]
         if engine.config is not None:
@@ -96,7 +93,6 @@ def variables(engine: Engine, overlay: Path) -> dict[str, str]:
     return {
         **_QUIET,
         **threads,
-        "VLLM_CPU_KVCACHE_SPACE": str(engine.kv_gib),
         "PYTHONPATH": str(overlay),
         **engine.env,
     }

@@ -77,7 +77,7 @@ def _kill_tree(child: int, status: int | None) -> int | None:
     """SIGKILL to every descendant until there is none; new ones may appear while the old ones die."""
     deadline = time.monotonic() + KILL_SECONDS
     while _has_children() and time.monotonic() < deadline:
-        for pid in _descendants(os.getpid()):
+        for pid in descendants(os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         status = _wait(child, status, 0.05)
@@ -117,7 +117,7 @@ def _has_children() -> bool:
     return True
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -15,7 +15,7 @@ from deeplink.kvconnector.negotiate import Refusal, negotiate
 from deeplink.local import client
 from deeplink.local.client import Answer
 from deeplink.local.engines import Engine
-from deeplink.local.prompts import Prompt
+from deeplink.local.prompts import NEW_TOKENS, Prompt
 from deeplink.local.report import HANDOFF, Judged, Leaks, RequestFacts
 
 SETTLE_SECONDS = 5.0
@@ -69,9 +69,7 @@ def measure(stack: Stack, prompt: Prompt, on_text: Callable[[str], None] = lambd
             handoff_ms=round(consumer.get("milliseconds", 0.0), 3),
             ttft_ms=round(answer.ttft_ms, 3),
             digest=consumer.get("digest", ""),
-            tokens_equal=bool(answer.token_ids)
-            and len(answer.token_ids) == body["max_tokens"]
-            and answer.token_ids == alone.token_ids,
+            tokens_equal=_complete(answer, prompt) and answer.token_ids == alone.token_ids,
         ),
         producer_digest=producer.get("digest", ""),
         producer_state=_state(producer),
@@ -88,6 +86,11 @@ def leaks(stack: Stack) -> Leaks:
         staging_bytes=sum(status["staging"]["used"] for status in held),
         claims=sum(status["claims"] for status in held),
     )
+
+
+def _complete(answer: Answer, prompt: Prompt) -> bool:
+    count = len(answer.token_ids)
+    return count == NEW_TOKENS if prompt.whole else count > 0
 
 
 def _path(answer: Answer, external: int) -> str:

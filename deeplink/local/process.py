@@ -119,6 +119,10 @@ class Process:
                     )
                 time.sleep(_POLL_SECONDS)
 
+    def descendants(self) -> list[int]:
+        """The process ids of the command and of all that it has started; empty before the start."""
+        return [] if self._supervisor is None else launch.descendants(self._supervisor.pid)
+
     def log_tail(self, lines: int = LOG_LINES) -> str:
         try:
             return step.tail(self.log.read_text(errors="replace"), lines)

@@ -11,21 +11,25 @@ NEW_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request. No prompt begins as another does, so that no engine's prefix cache can help with it."""
+    """One request. No prompt begins as another does, so that no engine's prefix cache can help with it.
+
+    `whole` asks for all NEW_TOKENS tokens, past the model's own end of the answer.
+    """
 
     name: str
     path: str
     fields: Mapping[str, Any]
     stream: bool = True
+    whole: bool = True
 
     def body(self, model: str) -> dict[str, Any]:
-        """Greedy, exactly NEW_TOKENS tokens, with their ids."""
+        """Greedy, NEW_TOKENS tokens, with their ids."""
         body = {
             "model": model,
             **self.fields,
             "max_tokens": NEW_TOKENS,
             "temperature": 0,
-            "ignore_eos": True,
+            "ignore_eos": self.whole,
             "return_token_ids": True,
         }
         if self.stream:
@@ -37,8 +41,9 @@ def completion(name: str, text: str, stream: bool = True) -> Prompt:
     return Prompt(name, "/v1/completions", {"prompt": text}, stream)
 
 
-def chat(name: str, text: str) -> Prompt:
-    return Prompt(name, "/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
+def chat(name: str, text: str, whole: bool = True) -> Prompt:
+    fields = {"messages": [{"role": "user", "content": text}]}
+    return Prompt(name, "/v1/chat/completions", fields, whole=whole)
 
 
 def _logbook(days: int) -> str:
@@ -66,4 +71,4 @@ PROMPTS = (
     completion("longest", f"Here is a very long record. {_logbook(22)} On day 23 we"),
 )
 
-WELCOME = chat("chat", "In two sentences: how does a language model write a text?")
+WELCOME = chat("chat", "In two sentences: how does a language model write a text?", whole=False)

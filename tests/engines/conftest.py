@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fleet import Fleet, Pair, Running
+from matrix import Matrix
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -13,6 +15,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/engines/" in item.nodeid:
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session")
+def matrix(request: pytest.FixtureRequest) -> Iterator[Matrix]:
+    """Collects what works with what; written when the whole of this folder ran and nothing failed."""
+    made = Matrix()
+    yield made
+    ran = {item.path.name for item in request.session.items if "tests/engines/" in item.nodeid}
+    there = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+    if not request.session.testsfailed and ran == there:
+        made.write()
 
 
 @pytest.fixture(scope="session")

@@ -112,8 +112,7 @@ class Running:
 
     def kill(self) -> None:
         """SIGKILL to every process of the engine at once, as when its machine is lost."""
-        assert self.process._supervisor is not None
-        for pid in _descendants(self.process._supervisor.pid):
+        for pid in self.process.descendants():
             os.kill(pid, signal.SIGKILL)
 
 
@@ -141,7 +140,7 @@ class Fleet:
             "config": self.config,
             "served_name": SERVED,
             "core": None,
-            "flags": (),
+            "kv_mib": 300,
             **settings,
         }
         env = {
@@ -150,7 +149,6 @@ class Fleet:
             "DEEPLINK_TESTING_FAULT": str(self.fault),
             **values.pop("env", {}),
         }
-        values["flags"] += ("--kv-cache-memory-bytes", "300M")
         engine = Engine(name=name, role=role, port=port, env=env, **values)
         return Running(engine, engines.process(engine, self.environment, self.overlay, self.folder))
 
@@ -235,20 +233,6 @@ def token_ids(answer: Any) -> list[int]:
 def prompt(tokens: int, seed: int) -> list[int]:
     """A prompt of exactly `tokens` tokens that shares no block with that of another seed."""
     return [(seed * 7919 + index * 104729) % 40000 + 100 for index in range(tokens)]
-
-
-def _descendants(root: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except OSError:
-                continue
-    found = [root]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found[1:]
 
 
 def _say(text: str) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 from fleet import SERVED, Pair, Running, completion, events, http, prompt, quiet, token_ids
+from matrix import Matrix
 
 
 def test_the_pair_is_unlike(pair: Pair) -> None:
@@ -16,7 +17,7 @@ def test_the_pair_is_unlike(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 17, 64, 65, 128, 129, 500, 900])
-def test_block_64_to_128_gives_the_decode_engines_own_tokens(pair: Pair, tokens: int) -> None:
+def test_block_64_to_128_gives_the_decode_engines_own_tokens(pair: Pair, matrix: Matrix, tokens: int) -> None:
     """The built-in NIXL connector accepts this pair and answers garbage with status 200."""
     body = completion(prompt(tokens, seed=tokens))
     before = pair.decode.loaded_tokens
@@ -32,6 +33,7 @@ def test_block_64_to_128_gives_the_decode_engines_own_tokens(pair: Pair, tokens:
     assert (ours["state"], theirs["state"]) == ("drained", "loaded")
     if tokens > 1:
         assert ours["digest"] == theirs["digest"] != ""
+    matrix.record(pair.prefill.contract, pair.decode.contract, "exact")
 
 
 def test_only_missing_tokens_move(pair: Pair) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fleet import Fleet, Pair, completion, http, prompt, quiet, token_ids
+from matrix import Matrix
 
 NEAR_TIE = 0.35
 """Where two bf16 runs part, their two best tokens may differ by this much in log-probability, and no more."""
@@ -33,7 +34,7 @@ def test_the_packings_differ(packed: Pair) -> None:
 
 
 @pytest.mark.parametrize("tokens", [5, 64, 200, 500, 900])
-def test_without_amx_to_amx(packed: Pair, tokens: int) -> None:
+def test_without_amx_to_amx(packed: Pair, matrix: Matrix, tokens: int) -> None:
     body = completion(prompt(tokens, seed=tokens), logprobs=2)
     before = packed.decode.loaded_tokens
     answer = http(packed.router + "/v1/completions", body)
@@ -43,6 +44,17 @@ def test_without_amx_to_amx(packed: Pair, tokens: int) -> None:
     quiet(packed.prefill, packed.decode)
     name = answer.headers["x-deeplink-handoff"]
     assert packed.prefill.handoff(name)["digest"] == packed.decode.handoff(name)["digest"] != ""
+    matrix.record(packed.prefill.contract, packed.decode.contract, "exact")
+
+
+def test_another_dtype_is_refused_by_name(pair: Pair, packed: Pair, matrix: Matrix) -> None:
+    """SGLang and LMDeploy accept unlike dtypes and answer with wrong tokens."""
+    router = packed.fleet.router(pair.prefill, packed.decode)
+    answer = http(router + "/v1/completions", completion(prompt(100, seed=7)))
+    assert (answer.status, answer.error["code"]) == (503, "contract_refused")
+    assert (answer.error["ours"], answer.error["theirs"]) == ("float32", "bfloat16")
+    quiet(pair.prefill, packed.decode, seconds=0.5)
+    matrix.record(pair.prefill.contract, packed.decode.contract, f"refused ({answer.error['field']})")
 
 
 def _assert_same_but_for_near_ties(ours: Any, theirs: Any) -> None:

@@ -23,6 +23,7 @@ def test_flags_of_a_deeplink_engine() -> None:
     text = " ".join(words)
     assert words[:2] == ["serve", "/m"]
     assert "--platform deeplink --deeplink-role prefill --deeplink-config /c.toml" in text
+    assert "--kv-cache-memory-bytes 268435456" in text
     assert "--dtype bfloat16 --block-size 64 --enforce-eager" in text
 
 
@@ -33,9 +34,10 @@ def test_plain_vllm_has_none_of_our_flags() -> None:
 
 
 def test_pinned_or_left_alone() -> None:
-    pinned = engines.variables(engine(core=1, env={"VLLM_CPU_KVCACHE_SPACE": "2"}), Path("/o"))
+    pinned = engines.variables(engine(core=1, env={"OMP_NUM_THREADS": "2"}), Path("/o"))
     assert pinned["VLLM_CPU_OMP_THREADS_BIND"] == "1"
-    assert pinned["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert pinned["OMP_NUM_THREADS"] == "2"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in pinned
     assert pinned["PYTHONPATH"] == "/o"
     assert engines.variables(engine(), Path("/o"))["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
 

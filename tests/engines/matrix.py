@@ -1,0 +1,52 @@
+"""What works with what, as the test run saw it. `docs/support-matrix.*` are written from here and never by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deeplink.kvconnector.contract import Contract
+
+DOCS = Path(__file__).parents[2] / "docs"
+PACKING = {
+    "block head (k: dim token | v: token dim)": "CPU",
+    "block head (k: token/16 dim/2 token%16 dim%2 | v: dim/16 token/2 dim%16 token%2)": "CPU with AMX",
+}
+HEAD = """# Support matrix
+
+Written by `make test`; do not edit. A cell is *exact* when real engines handed over and every check of the test held
+(tokens equal to the decode engine alone in fp32; digests equal), *refused (field)* when the router named the field and
+no block moved.
+
+| prefill | dtype | block | packing | decode | dtype | block | packing | result |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+@dataclass
+class Matrix:
+    cells: dict[str, dict[str, object]] = field(default_factory=dict)
+
+    def record(self, prefill: Contract, decode: Contract, result: str) -> None:
+        cell: dict[str, object] = {"prefill": _side(prefill), "decode": _side(decode), "result": result}
+        self.cells[json.dumps(cell, sort_keys=True)] = cell
+
+    def write(self) -> None:
+        cells = [self.cells[key] for key in sorted(self.cells)]
+        (DOCS / "support-matrix.json").write_text(json.dumps({"cells": cells}, indent=2) + "\n")
+        lines = []
+        for cell in cells:
+            sides = [" | ".join(map(str, cell[name].values())) for name in ("prefill", "decode")]  # type: ignore[attr-defined]
+            lines.append(f"| {' | '.join(sides)} | *{cell['result']}* |")
+        (DOCS / "support-matrix.md").write_text(HEAD + "\n".join(lines) + "\n")
+
+
+def _side(contract: Contract) -> dict[str, object]:
+    (group,) = contract.groups
+    return {
+        "engine": f"{contract.engine} {contract.engine_version}",
+        "dtype": group.dtype,
+        "block_size": group.block_size,
+        "packing": PACKING[group.layout],
+    }
