@@ -130,7 +130,10 @@ class Consumer:
             return len(self._loads)
 
     def load(self, order: Order) -> None:
-        """Start loading. An id that was loaded before ends at once as failed: one incarnation claims an id once."""
+        """Start loading. Never raises: what cannot start ends at once as failed.
+
+        So does an id that was loaded before: one incarnation claims an id once.
+        """
         name = order.ticket.handoff
         if not self._ledger.begin(name, "consumer", "receiving"):
             reason = Reason("ticket_refused", "this handoff was claimed before", field="handoff", theirs=name)
@@ -139,7 +142,11 @@ class Consumer:
         load = _Load(order, time.monotonic() + order.ticket.milliseconds / 1000)
         with self._lock:
             self._loads[name] = load
-        threading.Thread(target=self._run, args=(load,), name=f"deeplink-load-{name}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(load,), name=f"deeplink-load-{name}", daemon=True).start()
+        except RuntimeError as exc:  # the process may have no more threads
+            error = HandoffError(f"the load could not start: {exc}", remedy="raise the engine's limit of threads")
+            self._end(load, error.reason())
 
     def cancel(self, name: str, request: str | None = None) -> None:
         """End the load now: when this returns nothing is written to its blocks any more, whatever the producer does.
@@ -155,7 +162,10 @@ class Consumer:
         self._end(load, _given_up().reason())
         if channel is not None:
             # In a thread: a producer that does not read must not hold up the engine.
-            threading.Thread(target=_part, args=(channel,), name=f"deeplink-part-{name}", daemon=True).start()
+            try:
+                threading.Thread(target=_part, args=(channel,), name=f"deeplink-part-{name}", daemon=True).start()
+            except RuntimeError:  # no more threads: the end of the connection has to tell it
+                channel.close()
 
     def close(self) -> None:
         """Give up what is loading and close what is kept open."""
