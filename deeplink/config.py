@@ -20,8 +20,9 @@ else:
 VARIABLE = "DEEPLINK_CONFIG"
 CONTROL_OFFSET = 1000
 MAX_CHUNK = 256 << 20
-"""Bytes. A chunk is announced with 8 bytes of digest per 16 tokens of one head's K or V, in one frame of the channel,
-which is at most 4 MiB. With 32 elements of 2 bytes per token, as small as heads are, the largest chunk has 2 MiB of them.
+"""Bytes. A chunk is announced with 8 bytes of digest per 16 tokens of one head's K or V, all in one frame of the
+channel, which is at most 4 MiB. With 32 elements of 2 bytes per token, as small as heads are, the largest chunk has
+2 MiB of them.
 """
 
 Role = Literal["prefill", "decode", "both"]
