@@ -41,7 +41,7 @@ _config = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help=f"deeplink.toml, for names of engines and the secret; default: the file {configs.VARIABLE} names",
 )
-_api = click.option("--api", is_flag=True, help="A URL is the engine's OpenAI endpoint: do not look there first.")
+_api = click.option("--api", is_flag=True, help="A URL is that of an OpenAI endpoint: ask its control endpoint.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -68,7 +68,7 @@ def show(engine: str, path: Path | None, api: bool, as_json: bool) -> None:
         _console().print(_contract_table(contract))
 
 
-@command.command("diff")
+@command.command("diff", short_help="Whether A and B can hand over, and in what they differ.")
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
 @_config

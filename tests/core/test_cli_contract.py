@@ -68,7 +68,7 @@ def answer() -> Iterator[Callable[[int, bytes], str]]:
                 pass
 
         made.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=made[-1].serve_forever, daemon=True).start()
+        threading.Thread(target=made[-1].serve_forever, args=(0.01,), daemon=True).start()
         return f"http://127.0.0.1:{made[-1].server_port}"
 
     yield _answer
