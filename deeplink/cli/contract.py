@@ -154,8 +154,8 @@ def _comparison_json(found: Comparison, directions: list[Direction]) -> bytes:
         "agreed": found.agreed,
         "directions": [
             {
-                "producer": producer,
-                "consumer": consumer,
+                "producer": _printable(producer),
+                "consumer": _printable(consumer),
                 "agreement": answer if isinstance(answer, Agreement) else None,
                 "refusal": answer if isinstance(answer, Refusal) else None,
             }
@@ -205,7 +205,7 @@ def _cell(text: str) -> Text:
 
 
 def _printable(text: str) -> str:
-    """What a peer or a file says must not steer the terminal."""
+    """What a peer or a file says must not steer the terminal, and the name of a file need not be Unicode."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

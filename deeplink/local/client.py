@@ -62,6 +62,7 @@ def get(url: str, token: str = "", accept: str = "application/json", limit: int 
     """GET `url`. Raises LocalError for any status but 200, for an endpoint that cannot be reached, and for an answer of
     more than `limit` bytes.
     """
+    deadline = time.monotonic() + GET_SECONDS
     headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
         parts = urlsplit(url)
@@ -69,7 +70,11 @@ def get(url: str, token: str = "", accept: str = "application/json", limit: int 
         with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=GET_SECONDS)) as connection:
             connection.request("GET", parts.path, headers=headers)
             with connection.getresponse() as response:
-                status, content = response.status, response.read(limit + 1)
+                status, content = response.status, b""
+                while len(content) <= limit and (piece := response.read1(limit + 1 - len(content))):
+                    content += piece
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"not all of it came within {GET_SECONDS} seconds")
     except (OSError, http.client.HTTPException, ValueError) as exc:  # ValueError: what is no port or no host name
         raise LocalError(f"{url}: {exc!r}") from exc
     if len(content) > limit:

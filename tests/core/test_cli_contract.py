@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from deeplink.cli import main
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.contract import Contract
 from deeplink.kvconnector.control import Blocks, Control
+from deeplink.local import client
 
 replace = msgspec.structs.replace
 
@@ -254,6 +258,28 @@ def test_something_else_answers(answer: Callable[[int, bytes], str], status: int
     assert "\x1b" not in result.stderr
 
 
+def test_https_is_not_spoken_in_the_clear(answer: Callable[[int, bytes], str]) -> None:
+    url = answer(200, co.encode(PREFILL)).replace("http:", "https:")
+    unreadable(run("show", "a", config(a=url)), "a: local_error", "SSL")
+
+
+def test_an_answer_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "GET_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            peer, _ = server.accept()
+            with peer, contextlib.suppress(OSError):
+                peer.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while True:
+                    peer.sendall(b".")
+                    time.sleep(0.05)
+
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        unreadable(run("show", "a", config(a=url)), "a: local_error", "within 0.5 seconds")
+
+
 def test_both_places_are_named() -> None:
     unreadable(
         run("show", "http://127.0.0.1:1", config()), "http://127.0.0.1:1/v1/contract", "http://127.0.0.1:1001/v1/"
@@ -312,6 +338,18 @@ def test_agreed_for_scripts() -> None:
         }
     ]
     assert {"field": "groups[0].block_size", "ours": "64", "theirs": "128", "decides": False} in found["differences"]
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_a_file_whose_name_is_not_unicode(option: tuple[str, ...]) -> None:
+    name = os.fsdecode(b"\xff")
+    try:
+        Path(name).write_bytes(co.encode(PREFILL))
+    except OSError:
+        pytest.skip("this file system has no such names")
+    result = run("diff", name, *files(DECODE), *option)
+    assert result.exit_code == 0, result.exception
+    assert "\ufffd" in result.stdout
 
 
 def test_refused() -> None:
