@@ -131,7 +131,10 @@ class Consumer:
             return len(self._loads)
 
     def load(self, order: Order) -> None:
-        """Start loading. An id that was loaded before ends at once as failed: one incarnation claims an id once."""
+        """Start loading. Never raises: what cannot start ends at once as failed.
+
+        So does an id that was loaded before: one incarnation claims an id once.
+        """
         name = order.ticket.handoff
         if not self._ledger.begin(name, "consumer", "receiving"):
             reason = Reason("ticket_refused", "this handoff was claimed before", field="handoff", theirs=name)
@@ -140,7 +143,11 @@ class Consumer:
         load = _Load(order, time.monotonic() + order.ticket.milliseconds / 1000)
         with self._lock:
             self._loads[name] = load
-        threading.Thread(target=self._run, args=(load,), name=f"deeplink-load-{name}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(load,), name=f"deeplink-load-{name}", daemon=True).start()
+        except RuntimeError as exc:  # the process may have no more threads
+            error = HandoffError(f"the load could not start: {exc}", remedy="raise the engine's limit of threads")
+            self._end(load, error.reason())
 
     def cancel(self, name: str, request: str | None = None) -> None:
         """End the load now: when this returns nothing is written to its blocks any more, whatever the producer does.
@@ -157,17 +164,23 @@ class Consumer:
         with self._lock:
             loads = list(self._loads.values())
         for thread in [self._give_up(load) for load in loads]:
-            thread.join(FAREWELL_SECONDS)
+            if thread is not None:
+                thread.join(FAREWELL_SECONDS)
         self._channels.close()
 
-    def _give_up(self, load: _Load) -> threading.Thread:
+    def _give_up(self, load: _Load) -> threading.Thread | None:
         with self._lock:
             load.cancelled = True
             channel = load.channel
         self._end(load, _given_up().reason())
         # In a thread: a producer that does not read must not hold up the engine.
         thread = threading.Thread(target=_part, args=(channel,), name="deeplink-part", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: the end of the connection has to tell it
+            if channel is not None:
+                channel.close()
+            return None
         return thread
 
     def collect(self) -> list[Outcome]:

@@ -13,7 +13,8 @@ Wire versions:
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,6 +22,8 @@ from deeplink.errors import ProtocolError, Refused
 
 WIRE_VERSION = 1
 MAX_BYTES = 256 << 10
+MAX_JSON_BYTES = 16 * MAX_BYTES
+"""Indented, a layer's number takes a line of 13 bytes where msgpack takes one; nothing grows more than that."""
 
 MAX_NAME = 256
 
@@ -100,6 +103,7 @@ class Contract(msgspec.Struct, frozen=True):
 
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _body = msgspec.msgpack.Decoder(Contract)
+_json = msgspec.json.Decoder(Contract)
 
 
 def encode(contract: Contract) -> bytes:
@@ -132,3 +136,38 @@ def decode(data: bytes) -> Contract:
 
 def to_json(contract: Contract) -> bytes:
     return msgspec.json.format(msgspec.json.encode(contract), indent=2)
+
+
+def from_json(data: bytes) -> Contract:
+    """What `to_json` wrote. Raises ProtocolError for anything else.
+
+    JSON is kept in files and edited by hand, so a field that no contract has is an error too: on the wire it may come
+    from a later release, here it is a slip that would silently change nothing.
+    """
+    if len(data) > MAX_JSON_BYTES:
+        raise ProtocolError(
+            "a contract larger than the limit",
+            field="length",
+            ours=str(MAX_JSON_BYTES),
+            theirs=f"over {MAX_JSON_BYTES}",
+        )
+    try:
+        contract = _json.decode(data)
+        for name in _unknown(msgspec.json.decode(data), msgspec.json.decode(msgspec.json.encode(contract))):
+            raise ProtocolError(f"not a contract: it has no field {name}")
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise ProtocolError(f"not a contract: {exc}") from exc
+    return contract
+
+
+def _unknown(given: Any, known: Any, where: str = "") -> Iterator[str]:
+    """The fields in `given` that are not in `known`, which is the same value after a round trip."""
+    if isinstance(given, dict):
+        for name, value in given.items():
+            if name in known:
+                yield from _unknown(value, known[name], f"{where}{name}.")
+            else:
+                yield where + name
+    elif isinstance(given, list):
+        for index, value in enumerate(given):
+            yield from _unknown(value, known[index], f"{where.removesuffix('.')}[{index}].")

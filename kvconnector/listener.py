@@ -59,7 +59,7 @@ class Listener:
                 log.warning("deeplink %s: a connection could not be accepted: %s", self._purpose, exc)
                 time.sleep(RETRY_SECONDS)
                 continue
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire.tune(sock)
             with self._lock:
                 welcome = not self._closed and len(self._open) < MAX_CONNECTIONS
                 if welcome:

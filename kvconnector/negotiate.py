@@ -50,13 +50,14 @@ def negotiate(producer: Contract, consumer: Contract) -> Agreement | Refusal:
     The order of the checks is the order an operator would want to hear about them: who, which model, which
     cache, which ranks, which transport.
     """
-    for refusal in _refusals(producer, consumer):
+    for refusal in refusals(producer, consumer):
         return refusal
     (name, *_) = _common_transports(producer, consumer)
     return Agreement(exact=True, transport=name)
 
 
-def _refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]:
+def refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]:
+    """Everything that speaks against it, in the order of `negotiate`, which answers with the first."""
     if not producer.produces:
         yield Refusal("role", producer.role, consumer.role, "start the first engine with role prefill or both")
     if not consumer.consumes:

@@ -19,6 +19,10 @@ from deeplink import secret as shared
 from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError, Refused
 
 MAGIC = b"DLK1"
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+USER_TIMEOUT = 60_000
+"""Milliseconds. With KEEPALIVE (seconds), a link that was silently cut is known to be dead after one minute, idle or
+sending."""
 _NONCE = 16
 _MAC = 32
 
@@ -79,8 +83,23 @@ def connect(address: str, deadline: float) -> socket.socket:
         raise DeadlineExceeded(f"no answer from {address}") from exc
     except (OSError, OverflowError, UnicodeError) as exc:  # UnicodeError: a host that cannot be a name
         raise PeerGone(f"cannot connect to {address}: {exc}") from exc
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    tune(sock)
     return sock
+
+
+def tune(sock: socket.socket) -> None:
+    """What every connection needs, whichever side opened it: no delay, and an end when the link is dead.
+
+    Connections are kept idle between handoffs for as long as both engines live. A firewall that forgets one says so to
+    neither side; without this, the next handoff would wait on it until its deadline.
+    """
+    options = [(socket.IPPROTO_TCP, "TCP_NODELAY", 1), (socket.SOL_SOCKET, "SO_KEEPALIVE", 1)]
+    options += [(socket.IPPROTO_TCP, name, value) for name, value in KEEPALIVE.items()]
+    options.append((socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT))
+    for level, name, value in options:
+        # Systems and sandboxes lack some of these, and a peer may have gone: the first use of the socket will tell.
+        with contextlib.suppress(AttributeError, OSError):
+            sock.setsockopt(level, getattr(socket, name), value)
 
 
 def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None:

@@ -11,6 +11,7 @@ from wires import InThread, drain, eventually, soon
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import wire
+from deeplink.kvconnector.listener import Listener
 
 SECRET = b"a secret for tests only, 32 byte"
 Ends = tuple[socket.socket, socket.socket]
@@ -22,6 +23,38 @@ def ends() -> Iterator[Ends]:
     yield a, b
     a.close()
     b.close()
+
+
+def dead_after(sock: socket.socket) -> tuple[int, ...]:
+    """Whether it is kept alive, after how many seconds it is probed, how often, how many times, and when it is given
+    up (ms)."""
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    return (
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        *(sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names),
+    )
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
+def test_a_link_that_was_cut_is_noticed_on_both_sides() -> None:
+    """An idle connection a firewall forgot is broken before a handoff waits on it."""
+    served: list[tuple[int, ...]] = []
+    listener = Listener("127.0.0.1", SECRET, "test", lambda sock: served.append(dead_after(sock)))
+    with wire.connect(listener.address, soon()) as sock:
+        wire.greet(sock, SECRET, "test", server=False, deadline=soon())
+        assert dead_after(sock) == (1, 30, 10, 3, 60_000)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert drain(sock) == b""
+    assert served == [(1, 30, 10, 3, 60_000)]
+    listener.close()
+
+
+def test_a_system_without_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
+    with socket.socket() as sock:
+        wire.tune(sock)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    wire.tune(sock)  # a peer that was gone before it was let in
 
 
 def greeting(sock: socket.socket, *, server: bool, secret: bytes = SECRET, purpose: str = "test") -> InThread:
