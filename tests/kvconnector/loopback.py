@@ -20,6 +20,7 @@ from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.ticket import Ticket, mint, new_handoff
 from deeplink.kvconnector.transport.base import Link, Push
+from deeplink.kvconnector.transport.start import Transports
 from deeplink.kvconnector.transport.tcp import TcpTransport
 
 SECRET = b"a secret for tests only, 32 byte"
@@ -225,7 +226,8 @@ def make_side(
 
     settings = Settings("127.0.0.1", staging, chunk, verify)
     transport = Meddling("127.0.0.1", secret)
-    return Side(epoch, cache, Endpoint(cache, settings, secret, epoch, transport, state), transport)
+    transports = Transports({"tcp": transport})
+    return Side(epoch, cache, Endpoint(cache, settings, secret, epoch, transports, state), transport)
 
 
 def make_pair(producer: dict[str, Any] | None = None, consumer: dict[str, Any] | None = None) -> Pair:

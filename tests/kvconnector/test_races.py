@@ -71,10 +71,10 @@ def test_a_link_is_not_closed_after_it_went_back_to_the_pool(pair: Pair) -> None
     pair.quiet()
     assert kept
     producer._links.give = give  # type: ignore[method-assign]
-    link = producer._links.take(pair.consumer.transport.address)
+    link = producer._links.take(("tcp", pair.consumer.transport.address))
     assert link is kept[0]
     link.push([], soon())  # raises when it was closed
-    producer._links.give(pair.consumer.transport.address, link)
+    producer._links.give(("tcp", pair.consumer.transport.address), link)
     run(pair)
 
 
@@ -92,7 +92,7 @@ def test_a_link_of_an_ended_handoff_is_not_kept(make: Make) -> None:
     gate.open()
     assert pair.outcome().reason is not None
     pair.settle(ticket, "aborted", "failed")
-    assert pair.producer.endpoint.producer._links.take(pair.consumer.transport.address) is None
+    assert pair.producer.endpoint.producer._links.take(("tcp", pair.consumer.transport.address)) is None
     pair.producer.transport.meddle = lambda pushes: pushes
     run(pair)
 
