@@ -152,8 +152,8 @@ class TransportConformance:
 
     def test_typed_memory(self, transport: Transport, link: Link) -> None:
         source, target = np.arange(12, dtype=np.uint32), np.zeros(12, np.uint32)
-        region = transport.register(memoryview(target))
-        link.push([Push(memoryview(source), region.key, 0)], soon())
+        region = transport.register(target.data)
+        link.push([Push(source.data, region.key, 0)], soon())
         region.withdraw()
         np.testing.assert_array_equal(target, source)
 

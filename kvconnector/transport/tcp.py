@@ -1,7 +1,7 @@
 """The embedded transport: pushes over plain sockets.
 
-Per push the sender writes a header ``key, offset, length`` and the bytes; a header of length 0 with an all-zero key
-asks for an answer. The serving side looks the key up, checks the bounds, and receives straight into the region.
+The sender writes the number of parts, ``key, offset, length`` of each, and then the bytes of all; the number 0 asks
+for an answer. The serving side looks the keys up, checks the bounds, and receives straight into the regions.
 Withdrawing a region that is being written breaks that connection and waits for its thread to let go, so freed
 staging is never written late.
 """
@@ -12,7 +12,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from deeplink.errors import DeeplinkError, Refused
 from deeplink.hookspecs import hookimpl
@@ -20,14 +20,18 @@ from deeplink.kvconnector import wire
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.transport import answer
 from deeplink.kvconnector.transport.base import Capabilities, Link, Push, Region, Transport
-from deeplink.kvconnector.transport.regions import KEY_BYTES, Regions
+from deeplink.kvconnector.transport.regions import Regions
 
 NAME = "tcp"
 PURPOSE = "transport-tcp"
 IDLE_SECONDS = 24 * 3600.0
 
-_HEADER = struct.Struct("<16sQQ")
-_FLUSH = _HEADER.pack(bytes(KEY_BYTES), 0, 0)
+MAX_PARTS = 512
+MAX_BATCH = 32 << 20
+"""Bytes after which a batch gets no further part: each must come within `answer.BODY_SECONDS`."""
+
+_COUNT = struct.Struct("<H")
+_PART = struct.Struct("<16sQQ")
 
 
 class TcpLink:
@@ -36,11 +40,11 @@ class TcpLink:
 
     def push(self, pushes: Sequence[Push], deadline: float) -> None:
         with self._shared.use() as sock:
-            for push in pushes:
-                source = push.source.cast("B")
-                wire.send(sock, _HEADER.pack(push.key, push.offset, source.nbytes), deadline)
-                wire.send(sock, source, deadline)
-            wire.send(sock, _FLUSH, deadline)
+            for batch in _batches(pushes):
+                parts = [_PART.pack(push.key, push.offset, push.source.nbytes) for push in batch]
+                sources = [push.source.cast("B") for push in batch]
+                wire.send_all(sock, [_COUNT.pack(len(parts)) + b"".join(parts), *sources], deadline)
+            wire.send(sock, _COUNT.pack(0), deadline)
             answer.expect(sock, deadline)
 
     def close(self) -> None:
@@ -81,15 +85,31 @@ class TcpTransport:
                 sock.shutdown(socket.SHUT_RDWR)
 
         while True:
-            header = wire.receive(sock, _HEADER.size, time.monotonic() + IDLE_SECONDS)
-            if header == _FLUSH:
+            (count,) = _COUNT.unpack(wire.receive(sock, _COUNT.size, time.monotonic() + IDLE_SECONDS))
+            if count == 0:
                 answer.accept(sock)
                 continue
+            if count > MAX_PARTS:
+                raise answer.refuse(sock, f"{count} parts at once, at most {MAX_PARTS} may be")
+            packed = wire.receive(sock, count * _PART.size, time.monotonic() + answer.BODY_SECONDS)
             try:
-                with self._regions.writing([_HEADER.unpack(header)], interrupt) as (view,):
-                    wire.receive_into(sock, view, time.monotonic() + answer.BODY_SECONDS)
+                with self._regions.writing(list(_PART.iter_unpack(packed)), interrupt) as views:
+                    wire.receive_into_all(sock, views, time.monotonic() + answer.BODY_SECONDS)
             except Refused as exc:
                 raise answer.refuse(sock, exc.message) from exc
+
+
+def _batches(pushes: Sequence[Push]) -> Iterator[list[Push]]:
+    batch: list[Push] = []
+    size = 0
+    for push in pushes:
+        batch.append(push)
+        size += push.source.nbytes
+        if len(batch) == MAX_PARTS or size >= MAX_BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 @hookimpl

@@ -16,8 +16,9 @@ from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.tcp import PURPOSE, TcpTransport
 
 SECRET = b"a secret for tests only, 32 byte"
-HEADER = struct.Struct("<16sQQ")
-FLUSH = HEADER.pack(bytes(16), 0, 0)
+COUNT = struct.Struct("<H")
+PART = struct.Struct("<16sQQ")
+FLUSH = COUNT.pack(0)
 
 
 @pytest.fixture
@@ -60,13 +61,13 @@ def test_bounds_are_checked_without_overflow(transport: TcpTransport, offset: in
     around = bytearray(b"." * 300)
     region = transport.register(memoryview(around)[100:200])
     with raw(transport) as sock:
-        sock.sendall(HEADER.pack(region.key, offset, length) + b"x" * 64 + FLUSH)
+        sock.sendall(COUNT.pack(1) + PART.pack(region.key, offset, length) + b"x" * 64 + FLUSH)
         assert wire.receive(sock, 1, soon()) == b"\x01"
         assert f"bytes {offset} to".encode() in wire.receive(sock, wire.receive(sock, 2, soon())[0], soon())
     assert around == b"." * 300
 
 
-@pytest.mark.parametrize("garbage", [b"x" * 1000, HEADER.pack(bytes(16), 0, 1) + b"x", HEADER.pack(bytes(16), 1, 0)])
+@pytest.mark.parametrize("garbage", [b"x" * 1000, COUNT.pack(1) + PART.pack(bytes(16), 0, 1) + b"x", COUNT.pack(1) + PART.pack(bytes(16), 1, 0)])
 def test_garbage_ends_the_connection_alone(transport: TcpTransport, garbage: bytes) -> None:
     target = bytearray(4)
     region = transport.register(memoryview(target))
@@ -85,7 +86,7 @@ def test_withdrawn_while_it_is_written(transport: TcpTransport, sent: int) -> No
     target = bytearray(8000)
     region = transport.register(memoryview(target))
     with raw(transport) as sock:
-        sock.sendall(HEADER.pack(region.key, 0, 8000) + b"x" * sent)
+        sock.sendall(COUNT.pack(1) + PART.pack(region.key, 0, 8000) + b"x" * sent)
         eventually(lambda: region.writers)  # type: ignore[attr-defined]
         eventually(lambda: target[:sent] == b"x" * sent)
         region.withdraw()
