@@ -4,6 +4,10 @@ The sender writes the number of parts, ``key, offset, length`` of each, and then
 for an answer. The serving side looks the keys up, checks the bounds, and receives straight into the regions.
 Withdrawing a region that is being written breaks that connection and waits for its thread to let go, so freed
 staging is never written late.
+
+A link is one stream. Over loopback on two cores, chunks of 8 MiB went at 3.1 GB/s over one and at 2.4 over two with a
+thread each (medians of 16; the thread costs more than it brings), 256 MiB at once at 3.2 and 3.4; over a link shaped to
+1 Gbit/s with MTU 9000 one stream reaches 987 Mbit/s and two 993.
 """
 
 from __future__ import annotations

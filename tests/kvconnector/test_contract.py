@@ -103,3 +103,25 @@ def test_cut_off_or_prolonged(length: int, tail: bytes) -> None:
 def test_nesting_and_absurd_lengths(unit: bytes) -> None:
     decodes_or_refuses(unit * (co.MAX_BYTES // len(unit)))
     decodes_or_refuses(b"\x92\x01" + unit * 50_000)
+
+
+@pytest.mark.parametrize(
+    ("address", "where"),
+    [
+        (co.local_address("boot.1", "name"), "boot.1"),
+        (co.local_address("boot.1", "a/b"), "boot.1"),
+        ("127.0.0.1:80", ""),
+        ("[::1]:80", ""),
+        ("local:80", ""),
+        ("tcp://local:80/", ""),
+        ("", ""),
+    ],
+)
+def test_the_place_of_an_address(address: str, where: str) -> None:
+    assert co.place(address) == where
+
+
+def test_the_order_of_the_transports_survives() -> None:
+    rank = msgspec.structs.replace(CONTRACT.ranks[0], transports={"z": "", "a": "", "m": ""})
+    decoded = co.decode(co.encode(msgspec.structs.replace(CONTRACT, ranks=(rank,))))
+    assert list(decoded.ranks[0].transports) == ["z", "a", "m"]

@@ -67,7 +67,10 @@ def test_bounds_are_checked_without_overflow(transport: TcpTransport, offset: in
     assert around == b"." * 300
 
 
-@pytest.mark.parametrize("garbage", [b"x" * 1000, COUNT.pack(1) + PART.pack(bytes(16), 0, 1) + b"x", COUNT.pack(1) + PART.pack(bytes(16), 1, 0)])
+@pytest.mark.parametrize(
+    "garbage",
+    [b"x" * 1000, COUNT.pack(1) + PART.pack(bytes(16), 0, 1) + b"x", COUNT.pack(1) + PART.pack(bytes(16), 1, 0)],
+)
 def test_garbage_ends_the_connection_alone(transport: TcpTransport, garbage: bytes) -> None:
     target = bytearray(4)
     region = transport.register(memoryview(target))
