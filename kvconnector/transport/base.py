@@ -59,7 +59,7 @@ class Link(Protocol):
         """Returns when every byte is in the peer's memory.
 
         Raises PeerGone, DeadlineExceeded, or Refused when the peer knows no such region or the bytes would leave
-        it. After any of these the link is broken and must be closed.
+        it; bytes within a region may have come by then. After any of these the link is broken and must be closed.
         """
 
     def close(self) -> None:

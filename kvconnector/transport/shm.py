@@ -10,7 +10,8 @@ and nothing else, and a withdrawn region is free once the copy under way, of one
 second copy; the two run in two processes at once.
 
 A ring that a peer could shrink would crash the other side at the next access, hence the seals, which the pusher
-checks too. Its pages are reserved when it is made: a host without memory refuses a link instead of killing a process.
+checks too. Its pages, 4 MiB per link, are reserved when it is made: a host without memory refuses a link instead of
+killing a process. A memfd is not in /dev/shm, so the size a container gives that does not matter.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ NAME = "shm"
 PURPOSE = "transport-shm"
 IDLE_SECONDS = 24 * 3600.0
 RETRY_SECONDS = 0.01
+TRIAL_SECONDS = 5.0
 
 SLOT = 1 << 20
 SLOTS = 4
@@ -134,7 +136,10 @@ class ShmLink:
 
 
 class ShmTransport:
-    """Raises ConfigError where the kernel or the sandbox does not give what it needs. `host` is not used."""
+    """Raises ConfigError where the kernel or the sandbox does not give what it needs, which a link to itself shows.
+
+    `host` is not used.
+    """
 
     name = NAME
     capabilities = Capabilities(memory=frozenset({"dram"}), cross_host=False, authenticated=True)
@@ -151,6 +156,11 @@ class ShmTransport:
             raise ConfigError(f"shared memory between processes cannot be used here: {exc}") from exc
         self.address = contract.local_address(self._place, name)
         self._listener = Listener(listening, secret, PURPOSE, self._serve)
+        try:
+            self.connect(self.address, time.monotonic() + TRIAL_SECONDS).close()
+        except DeeplinkError as exc:
+            self.close()
+            raise ConfigError(f"shared memory between processes cannot be used here: {exc}") from exc
 
     def register(self, memory: memoryview) -> Region:
         return self._regions.register(memory)

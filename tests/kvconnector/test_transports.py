@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 from loopback import SECRET, Pair, read
+from wires import eventually
 
 from deeplink.errors import HandoffError
 from deeplink.kvconnector import channel as ch
@@ -56,9 +57,8 @@ def test_the_preferred_one_is_used(make: Make, shm: ShmTransport) -> None:
     pair.producer.transport.meddle = unused
     hand_over(pair)
     hand_over(pair)  # over what was kept
-    assert len(shm._listener._open) == 0
-    (consumers,) = [pair.consumer.endpoint.transports.running["shm"]]
-    assert len(consumers._listener._open) == 1  # type: ignore[attr-defined]
+    theirs = pair.consumer.endpoint.transports.running["shm"]
+    eventually(lambda: (len(shm._listener._open), len(theirs._listener._open)) == (0, 1))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("theirs", [{}, {"shm": Elsewhere}])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from wires import InThread, drain, eventually, soon
 
-from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError
+from deeplink.errors import ConfigError, DeadlineExceeded, PeerGone, ProtocolError
 from deeplink.kvconnector import contract, wire
 from deeplink.kvconnector.transport import shm
 from deeplink.kvconnector.transport.base import Push
@@ -29,6 +29,7 @@ PART = struct.Struct("<16sQQ")
 @pytest.fixture
 def transport() -> Iterator[ShmTransport]:
     made = ShmTransport("127.0.0.1", SECRET)
+    eventually(lambda: not made._listener._open)  # the link to itself
     yield made
     made.close()
 
@@ -80,6 +81,33 @@ def test_another_network_namespace_is_another_place() -> None:
     done = subprocess.run([*enter, sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() != shm.place()
     assert done.stdout.split(".")[0] == shm.place().split(".")[0]
+
+
+def test_where_rings_cannot_be_passed_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*arguments: object) -> None:
+        raise PermissionError("no descriptors may be passed")
+
+    before = descriptors()
+    monkeypatch.setattr(socket, "send_fds", forbidden)
+    with pytest.raises(ConfigError, match="cannot be used here"):
+        ShmTransport("127.0.0.1", SECRET)
+    eventually(lambda: descriptors() == before)
+
+
+def test_what_is_scribbled_into_the_ring_stays_there(transport: ShmTransport) -> None:
+    target = bytearray(8)
+    region = transport.register(memoryview(target))
+    sock, ring = raw(transport)
+    with sock:
+        ring[:8] = b"a" * 8
+        sock.sendall(COUNT.pack(1) + PART.pack(region.key, 0, 8))
+        assert wire.receive(sock, 1, soon()) == b"\0"
+        ring[:] = b"x" * len(ring)
+        assert target == b"a" * 8
+        region.withdraw()
+        sock.sendall(COUNT.pack(1) + PART.pack(region.key, 0, 8))
+        assert wire.receive(sock, 1, soon()) == b"\1"
+    assert target == b"a" * 8
 
 
 def test_slots_are_used_in_turn(transport: ShmTransport) -> None:
