@@ -9,16 +9,10 @@ So no peer ever maps a region. A peer that is malicious, frozen or killed at any
 and nothing else, and a withdrawn region is free once the copy under way, of one slot at most, is over. It costs a
 second copy; the two run in two processes at once.
 
-A ring that a peer could shrink would crash the other side at the next access, hence the seals, which the pusher
-checks too. Its pages, 4 MiB per link, are reserved when it is made: a host without memory refuses a link instead of
-killing a process. A memfd is not in /dev/shm, so the size a container gives that does not matter.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import mmap
 import os
 import secrets
 import socket
@@ -28,15 +22,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.hookspecs import hookimpl
 from deeplink.kvconnector import contract, wire
 from deeplink.kvconnector.listener import Listener
-from deeplink.kvconnector.transport import answer
+from deeplink.kvconnector.transport import answer, ring
 from deeplink.kvconnector.transport.base import Capabilities, Link, Push, Region, Transport
 from deeplink.kvconnector.transport.regions import Regions
+from deeplink.kvconnector.transport.ring import SLOT, SLOTS, Bytes
 
 NAME = "shm"
 PURPOSE = "transport-shm"
@@ -44,15 +38,10 @@ IDLE_SECONDS = 24 * 3600.0
 RETRY_SECONDS = 0.01
 TRIAL_SECONDS = 5.0
 
-SLOT = 1 << 20
-SLOTS = 4
 MAX_PARTS = 512
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _COUNT = struct.Struct("<H")
 _PART = struct.Struct("<16sQQ")
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def place() -> str:
@@ -63,24 +52,6 @@ def place() -> str:
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}.{os.stat('/proc/self/ns/net').st_ino}"
-
-
-def _make_ring() -> int:
-    """The descriptor of a new ring; the caller owns it."""
-    descriptor = os.memfd_create("deeplink-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.posix_fallocate(descriptor, 0, SLOT * SLOTS)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _map_ring(descriptor: int) -> list[Bytes]:
-    """The slots of a ring; they stay mapped for as long as one of them is referred to."""
-    memory = mmap.mmap(descriptor, SLOT * SLOTS)
-    return list(np.frombuffer(memory, np.uint8).reshape(SLOTS, SLOT))
 
 
 class ShmLink:
@@ -149,7 +120,7 @@ class ShmTransport:
         self._regions = Regions()
         try:
             self._place = place()
-            os.close(_make_ring())
+            os.close(ring.make())
             name = f"deeplink-{secrets.token_hex(16)}"
             listening = _listen(name)
         except OSError as exc:
@@ -172,7 +143,7 @@ class ShmTransport:
         sock = _dial(address.rpartition("/")[2], deadline)
         try:
             wire.greet(sock, self._secret, PURPOSE, server=False, deadline=deadline)
-            return ShmLink(sock, _receive_ring(sock, deadline))
+            return ShmLink(sock, ring.receive(sock, deadline))
         except DeeplinkError:
             sock.close()
             raise
@@ -181,7 +152,7 @@ class ShmTransport:
         self._listener.close()
 
     def _serve(self, sock: socket.socket) -> None:
-        slots = _send_ring(sock)
+        slots = ring.send(sock, time.monotonic() + answer.BODY_SECONDS)
         turn = 0
         while True:
             (count,) = _COUNT.unpack(wire.receive(sock, _COUNT.size, time.monotonic() + IDLE_SECONDS))
@@ -240,47 +211,6 @@ def _dial(name: str, deadline: float) -> socket.socket:
     except DeadlineExceeded:
         sock.close()
         raise
-
-
-def _send_ring(sock: socket.socket) -> list[Bytes]:
-    """Make a ring, give it to the peer, and map it here."""
-    try:
-        descriptor = _make_ring()
-    except OSError as exc:
-        raise ProtocolError(f"no memory for a ring: {exc}") from exc
-    try:
-        sock.settimeout(answer.BODY_SECONDS)
-        socket.send_fds(sock, [b"\0"], [descriptor])
-        return _map_ring(descriptor)
-    except OSError as exc:
-        raise PeerGone(f"the connection broke while sending the ring: {exc}") from exc
-    finally:
-        os.close(descriptor)
-
-
-def _receive_ring(sock: socket.socket, deadline: float) -> list[Bytes]:
-    """Raises ProtocolError for anything but a ring that nobody can shrink."""
-    descriptors: list[int] = []
-    try:
-        sock.settimeout(wire.remaining(deadline))
-        data, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
-        if not data:
-            raise PeerGone("the peer closed the connection")
-        if not descriptors:
-            raise ProtocolError("the peer sent no ring")
-        if os.fstat(descriptors[0]).st_size != SLOT * SLOTS:
-            raise ProtocolError("the peer's ring has another size")
-        if fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise ProtocolError("the peer's ring is not sealed")
-        return _map_ring(descriptors[0])
-    except TimeoutError as exc:
-        raise DeadlineExceeded("the peer sends no ring") from exc
-    except OSError as exc:
-        raise PeerGone(f"the connection broke while receiving the ring: {exc}") from exc
-    finally:
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
 
 
 @hookimpl
