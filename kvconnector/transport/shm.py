@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
+from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, Refused
 from deeplink.hookspecs import hookimpl
 from deeplink.kvconnector import contract, wire
 from deeplink.kvconnector.listener import Listener
