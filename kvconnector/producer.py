@@ -261,7 +261,7 @@ class Producer:
         if claim.start == claim.stop:
             return 0, 0, 0
         peer = claim.transport, claim.address
-        link = self._links.take(peer) or self._transports[claim.transport].connect(claim.address, handoff.deadline)
+        link = self._links.take(peer) or self._connect(channel, claim, handoff)
         with self._changed:
             handoff.links.add(link)
         tokens = moved = total = 0
@@ -315,6 +315,15 @@ class Producer:
             else:
                 link.close()
                 self._links.drop(peer)
+
+    def _connect(self, channel: ch.Channel, claim: ch.Claim, handoff: _Handoff) -> Link:
+        try:
+            return self._transports[claim.transport].connect(claim.address, handoff.deadline)
+        except PeerGone as exc:
+            # A consumer that shuts down says so on the channel, and its transport is gone at the same moment.
+            if (reason := channel.last_words()) is not None:
+                raise DeeplinkError.from_reason(reason) from exc
+            raise
 
     def _next(self, handoff: _Handoff, index: int, stop: int) -> _Staged | None:
         with self._changed:

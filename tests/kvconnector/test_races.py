@@ -12,6 +12,7 @@ import pytest
 from loopback import Gate, Pair
 from wires import InThread, eventually
 
+from deeplink.errors import PeerGone
 from deeplink.kvconnector import consumer as module
 from deeplink.kvconnector.pool import KEPT_PER_PEER, Pool
 from deeplink.kvconnector.transport.base import Link
@@ -66,6 +67,24 @@ def test_a_cancel_at_the_very_end_leaves_the_kept_channel_alone(pair: Pair, monk
     assert channel is not None
     assert not channel.readable(0)  # raises when it was closed, is true when the peer left
     channel.close()
+
+
+def test_a_farewell_counts_although_the_peers_transport_is_gone(pair: Pair) -> None:
+    """The consumer shuts down while the producer connects to it: given up, not failed."""
+    ticket, text = pair.ticket()
+
+    def connect(address: str, deadline: float) -> Link:
+        pair.consumer.endpoint.consumer.cancel(ticket.handoff)
+        raise PeerGone("the peer closed the connection")
+
+    pair.producer.transport.connect = connect  # type: ignore[method-assign]
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    reason = pair.outcome().reason
+    assert reason is not None
+    assert reason.code == "aborted"
+    pair.settle(ticket, "aborted", "failed")
 
 
 def test_a_link_is_not_kept_when_the_handoff_ends_at_that_moment(pair: Pair) -> None:
