@@ -8,7 +8,6 @@ in shared memory, copies the slot's bytes into the regions, and answers, which f
 So no peer ever maps a region. A peer that is malicious, frozen or killed at any instruction can spoil its own ring
 and nothing else, and a withdrawn region is free once the copy under way, of one slot at most, is over. It costs a
 second copy; the two run in two processes at once.
-
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ PURPOSE = "transport-shm"
 IDLE_SECONDS = 24 * 3600.0
 RETRY_SECONDS = 0.01
 TRIAL_SECONDS = 5.0
-
 MAX_PARTS = 512
 
 _COUNT = struct.Struct("<H")

@@ -20,6 +20,7 @@ from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.ticket import Ticket, mint, new_handoff
 from deeplink.kvconnector.transport.base import Link, Push, Transport
+from deeplink.kvconnector.transport.shm import ShmTransport
 from deeplink.kvconnector.transport.start import Transports
 from deeplink.kvconnector.transport.tcp import TcpTransport
 
@@ -201,6 +202,11 @@ class Pair:
                 return
             assert time.monotonic() < deadline, f"still held: {held}"
             time.sleep(0.005)
+
+
+def start_others(agreed: str) -> dict[str, Transport]:
+    """What a side needs beside tcp for two of them to agree on this one."""
+    return {"shm": ShmTransport("127.0.0.1", SECRET)} if agreed == "shm" else {}
 
 
 def make_side(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
-from loopback import SECRET, Pair, read
+from loopback import SECRET, Pair, read, start_others
 from wires import eventually
 
 from deeplink.errors import HandoffError
@@ -53,7 +53,7 @@ def hand_over(pair: Pair) -> None:
 
 
 def test_the_preferred_one_is_used(make: Make, shm: ShmTransport) -> None:
-    pair = make(producer={"others": {"shm": shm}}, consumer={"others": {"shm": ShmTransport("127.0.0.1", SECRET)}})
+    pair = make(producer={"others": {"shm": shm}}, consumer={"others": start_others("shm")})
     pair.producer.transport.meddle = unused
     hand_over(pair)
     hand_over(pair)  # over what was kept
@@ -71,7 +71,7 @@ def test_one_that_does_not_reach_is_not(make: Make, shm: ShmTransport, theirs: d
 
 @pytest.mark.parametrize("name", ["tcp", "no such", ""])
 def test_a_claim_for_another_transport_is_refused(make: Make, shm: ShmTransport, name: str) -> None:
-    pair = make(producer={"others": {"shm": shm}}, consumer={"others": {"shm": ShmTransport("127.0.0.1", SECRET)}})
+    pair = make(producer={"others": {"shm": shm}}, consumer={"others": start_others("shm")})
     ticket, text = pair.ticket(60)
     pair.open(ticket, TOKENS)
     pair.fill(ticket, OURS, TOKENS)
