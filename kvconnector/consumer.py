@@ -39,6 +39,7 @@ from deeplink.kvconnector.transport.base import Region, Transport
 _MASK = (1 << 64) - 1
 LOOK = 0.05
 """Seconds between two looks at the channel while waiting for room."""
+FAREWELL_SECONDS = 1.0
 DIAL_SECONDS = 10.0
 """For connecting and the exchange of contracts."""
 
@@ -148,22 +149,26 @@ class Consumer:
         """
         with self._lock:
             load = self._loads.get(name)
-            if load is None or request not in (None, load.order.request):
-                return
+        if load is not None and request in (None, load.order.request):
+            self._give_up(load)
+
+    def close(self) -> None:
+        """Give up what is loading, let the producers know (within a second), and close what is kept open."""
+        with self._lock:
+            loads = list(self._loads.values())
+        for thread in [self._give_up(load) for load in loads]:
+            thread.join(FAREWELL_SECONDS)
+        self._channels.close()
+
+    def _give_up(self, load: _Load) -> threading.Thread:
+        with self._lock:
             load.cancelled = True
             channel = load.channel
         self._end(load, _given_up().reason())
-        if channel is not None:
-            # In a thread: a producer that does not read must not hold up the engine.
-            threading.Thread(target=_part, args=(channel,), name=f"deeplink-part-{name}", daemon=True).start()
-
-    def close(self) -> None:
-        """Give up what is loading and close what is kept open."""
-        with self._lock:
-            names = list(self._loads)
-        for name in names:
-            self.cancel(name)
-        self._channels.close()
+        # In a thread: a producer that does not read must not hold up the engine.
+        thread = threading.Thread(target=_part, args=(channel,), name="deeplink-part", daemon=True)
+        thread.start()
+        return thread
 
     def collect(self) -> list[Outcome]:
         """The loads that ended since the last call, each exactly once."""
@@ -350,15 +355,16 @@ class Consumer:
             landing.piece = None
 
 
-def _part(channel: ch.Channel) -> None:
-    _farewell(channel, _given_up().reason())
-    channel.close()
+def _part(channel: ch.Channel | None) -> None:
+    if channel is not None:
+        _farewell(channel, _given_up().reason())
+        channel.close()
 
 
 def _farewell(channel: ch.Channel, reason: Reason) -> None:
     # A peer that is gone already knows what the farewell would have told it.
     with contextlib.suppress(DeeplinkError):
-        channel.send(ch.Quit(reason), time.monotonic() + 1.0)
+        channel.send(ch.Quit(reason), time.monotonic() + FAREWELL_SECONDS)
 
 
 def _mismatch(chunk: Chunk, ours: digest.Tiles, theirs: digest.Tiles, wrong: int) -> DigestMismatch:
