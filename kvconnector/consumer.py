@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -73,7 +73,7 @@ class Outcome:
 
 
 class Dial(Protocol):
-    """Opens a channel to a producer with which this engine has an agreement. Raises Refused, PeerGone, …"""
+    """Opens a channel to a producer, on which the transport is agreed. Raises Refused, PeerGone, …"""
 
     def __call__(self, address: str, deadline: float) -> ch.Channel: ...
 
@@ -109,7 +109,7 @@ class Consumer:
         cache: Cache,
         staging: Staging,
         ledger: Ledger,
-        transport: Transport,
+        transports: Mapping[str, Transport],
         dial: Dial,
         *,
         verify: bool,
@@ -117,7 +117,7 @@ class Consumer:
         self._cache = cache
         self._staging = staging
         self._ledger = ledger
-        self._transport = transport
+        self._transports = transports
         self._dial = dial
         self._verify = verify
         self._channels: Pool[ch.Channel] = Pool()
@@ -250,7 +250,6 @@ class Consumer:
     def _claim(self, load: _Load, address: str) -> ch.Channel:
         """An accepted claim. A kept connection that turns out broken is replaced once by a fresh one."""
         order = load.order
-        claim = ch.Claim(order.ticket_text, order.prompt, order.start, order.stop, self._transport.address)
         while True:
             kept = self._channels.take(address)
             channel = kept or self._dial(address, min(load.deadline, time.monotonic() + DIAL_SECONDS))
@@ -260,7 +259,7 @@ class Consumer:
             try:
                 if cancelled:
                     raise _given_up()
-                channel.send(claim, load.deadline)
+                channel.send(self._make_claim(order, channel.transport), load.deadline)
                 answer = channel.receive(load.deadline)
                 if isinstance(answer, ch.Fail):
                     raise DeeplinkError.from_reason(answer.reason)
@@ -275,6 +274,10 @@ class Consumer:
                 raise
             else:
                 return channel
+
+    def _make_claim(self, order: Order, transport: str) -> ch.Claim:
+        address = self._transports[transport].address
+        return ch.Claim(order.ticket_text, order.prompt, order.start, order.stop, transport, address)
 
     def _converse(self, load: _Load, channel: ch.Channel, landings: dict[int, _Landing]) -> None:
         covered = load.order.start
@@ -318,7 +321,7 @@ class Consumer:
                 if any(other.region for other in landings.values()) or channel.readable(0):
                     return
                 landing.piece = self._wait_for_room(load, landing.message.length)
-            landing.region = self._transport.register(self._staging.view(landing.piece))
+            landing.region = self._transports[channel.transport].register(self._staging.view(landing.piece))
             channel.send(ch.Grant(waiting.popleft(), landing.region.key), load.deadline)
 
     def _wait_for_room(self, load: _Load, length: int) -> Piece | None:

@@ -68,7 +68,7 @@ class Rank(msgspec.Struct, frozen=True):
     """One process that holds part of the cache: which heads ``[start, stop)``, and where to reach it.
 
     `channel` is the ``host:port`` of its handoff channel; `transports` maps a transport's name to the address it
-    describes itself with.
+    describes itself with, in order of preference.
     """
 
     tp: Count
@@ -99,6 +99,23 @@ class Contract(msgspec.Struct, frozen=True):
     @property
     def consumes(self) -> bool:
         return self.role in ("decode", "both")
+
+
+_LOCAL = "local:"
+
+
+def local_address(where: str, name: str) -> str:
+    """The address of a transport that is reached only from the place `where`, such as one host."""
+    return f"{_LOCAL}{where}/{name}"
+
+
+def place(address: str) -> str:
+    """The place a transport's address is confined to; empty for one that may be reached from anywhere.
+
+    Two transports of one name reach each other only if their addresses are confined to the same place.
+    """
+    where, slash, _ = address.removeprefix(_LOCAL).partition("/")
+    return where if slash and address.startswith(_LOCAL) else ""
 
 
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

@@ -13,7 +13,9 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from deeplink import secret as shared
 from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError, Refused
@@ -25,6 +27,8 @@ USER_TIMEOUT = 60_000
 sending."""
 _NONCE = 16
 _MAC = 32
+MAX_VIEWS = 64
+"""Of one system call: enough that calls cost nothing beside the copy, few enough to list again after a short one."""
 
 
 class Shared:
@@ -112,6 +116,43 @@ def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None
         raise DeadlineExceeded("the peer does not take what is sent") from exc
     except OSError as exc:
         raise PeerGone(f"the connection broke while sending: {exc}") from exc
+
+
+def send_all(sock: socket.socket, views: Sequence[bytes | memoryview], deadline: float) -> None:
+    """The bytes of all `views`, in order, in as few calls as the kernel takes them."""
+    left = deque(memoryview(view) for view in views)
+    try:
+        while left:
+            sock.settimeout(remaining(deadline))
+            _advance(left, sock.sendmsg(list(islice(left, MAX_VIEWS))))
+    except TimeoutError as exc:
+        raise DeadlineExceeded("the peer does not take what is sent") from exc
+    except OSError as exc:
+        raise PeerGone(f"the connection broke while sending: {exc}") from exc
+
+
+def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline: float) -> None:
+    """Fill all `views` completely, in order."""
+    left = deque(view for view in views if view)
+    try:
+        while left:
+            sock.settimeout(remaining(deadline))
+            count = sock.recvmsg_into(list(islice(left, MAX_VIEWS)))[0]
+            if count == 0:
+                raise PeerGone("the peer closed the connection")
+            _advance(left, count)
+    except TimeoutError as exc:
+        raise DeadlineExceeded("the peer sends nothing") from exc
+    except OSError as exc:
+        raise PeerGone(f"the connection broke while receiving: {exc}") from exc
+
+
+def _advance(left: deque[memoryview], count: int) -> None:
+    """Take away the first `count` bytes, and views that are empty."""
+    while left and count >= left[0].nbytes:
+        count -= left.popleft().nbytes
+    if count:
+        left[0] = left[0][count:]
 
 
 def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None:

@@ -23,7 +23,7 @@ from deeplink.kvconnector.plan import TILE
 REASON = Reason("aborted", "enough", "field", "ours", "theirs", "remedy")
 MESSAGES = [
     ch.Hello(b"contract"),
-    ch.Claim("ticket", b"prompt", 16, 64, "127.0.0.1:1"),
+    ch.Claim("ticket", b"prompt", 16, 64, "tcp", "127.0.0.1:1"),
     ch.Accept(),
     ch.Chunk(3, 16, 64, 4096, bytes(24)),
     ch.Grant(3, b"key"),
@@ -109,10 +109,10 @@ def test_any_values_in_any_field(value: object) -> None:
     "message",
     [
         ch.Hello(bytes(MAX_BYTES + 1)),
-        ch.Claim("x" * 4097, b"", 0, 0, ""),
-        ch.Claim("", bytes(65), 0, 0, ""),
-        ch.Claim("", b"", -1, 0, ""),
-        ch.Claim("", b"", 0, 1 << 40, ""),
+        ch.Claim("x" * 4097, b"", 0, 0, "", ""),
+        ch.Claim("", bytes(65), 0, 0, "", ""),
+        ch.Claim("", b"", -1, 0, "", ""),
+        ch.Claim("", b"", 0, 1 << 40, "", ""),
         ch.Chunk(0, 0, 0, -1, b""),
         ch.Grant(0, bytes(65)),
         ch.Grant(-1, b""),

@@ -191,3 +191,25 @@ def test_any_bytes_as_json(data: bytes) -> None:
     except ProtocolError:
         return
     assert contract == CONTRACT
+
+
+@pytest.mark.parametrize(
+    ("address", "where"),
+    [
+        (co.local_address("boot.1", "name"), "boot.1"),
+        (co.local_address("boot.1", "a/b"), "boot.1"),
+        ("127.0.0.1:80", ""),
+        ("[::1]:80", ""),
+        ("local:80", ""),
+        ("tcp://local:80/", ""),
+        ("", ""),
+    ],
+)
+def test_the_place_of_an_address(address: str, where: str) -> None:
+    assert co.place(address) == where
+
+
+def test_the_order_of_the_transports_survives() -> None:
+    rank = msgspec.structs.replace(CONTRACT.ranks[0], transports={"z": "", "a": "", "m": ""})
+    decoded = co.decode(co.encode(msgspec.structs.replace(CONTRACT, ranks=(rank,))))
+    assert list(decoded.ranks[0].transports) == ["z", "a", "m"]

@@ -628,6 +628,7 @@ def claim(pair: Pair, **changes: object) -> tuple[ch.Channel, Ticket]:
         "prompt": b"prompt",
         "start": 0,
         "stop": TOKENS,
+        "transport": "tcp",
         "address": pair.consumer.transport.address,
     }
     channel.send(ch.Claim(**{**fields, **changes}), time.monotonic() + 10)  # type: ignore[arg-type]
@@ -653,7 +654,7 @@ def last(channel: ch.Channel) -> Reason:
         ch.Sent(0),
         ch.Accept(),
         ch.Ask("x"),
-        ch.Claim("", b"", 0, 0, ""),
+        ch.Claim("", b"", 0, 0, "", ""),
         ch.End(),
     ],
 )
@@ -712,7 +713,7 @@ def test_a_consumer_that_leaves_without_a_word(pair: Pair) -> None:
     still_works(pair)
 
 
-@pytest.mark.parametrize("first", [ch.Accept(), ch.Claim("", b"", 0, 0, ""), ch.Hello(b"garbage"), ch.Hello(b"")])
+@pytest.mark.parametrize("first", [ch.Accept(), ch.Claim("", b"", 0, 0, "", ""), ch.Hello(b"garbage"), ch.Hello(b"")])
 def test_a_conversation_that_begins_wrong(pair: Pair, first: ch.Message) -> None:
     channel = ch.Channel.connect(pair.producer.endpoint.contract.ranks[0].channel, SECRET, time.monotonic() + 10)
     channel.send(first, time.monotonic() + 10)

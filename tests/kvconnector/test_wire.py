@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from wires import InThread, drain, eventually, soon
 
@@ -231,3 +233,33 @@ def test_a_descriptor_is_not_reused_under_a_call(ends: Ends) -> None:
 def _receive_from(shared: wire.Shared) -> bytes:
     with shared.use() as sock:
         return wire.receive(sock, 1, soon(60))
+
+
+def test_many_views_in_few_calls(ends: Ends) -> None:
+    """More than one call takes, more than the socket holds, some of them empty, cut differently on the two ends."""
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, 3_000_000, np.uint8).tobytes()
+    cuts = [np.unique(np.r_[0, rng.integers(0, len(data), count), len(data)]) for count in (500, 301)]
+    sources, targets = ([data[a:b] for a, b in itertools.pairwise(cut)] for cut in cuts)
+    landed = [bytearray(len(part)) for part in targets]
+    views = [memoryview(b"").toreadonly(), *sources, b"", b""]
+    sending = InThread(lambda: wire.send_all(ends[0], views, soon()))
+    wire.receive_into_all(ends[1], [memoryview(bytearray()), *map(memoryview, landed), memoryview(bytearray())], soon())
+    sending.join()
+    assert landed == targets
+    wire.send_all(ends[0], [], soon())
+    wire.receive_into_all(ends[1], [], soon())
+
+
+def test_many_views_end_by_the_deadline_and_with_the_peer(ends: Ends) -> None:
+    target = [memoryview(bytearray(10))] * 2
+    ends[0].sendall(b"x" * 15)
+    with pytest.raises(DeadlineExceeded):
+        wire.receive_into_all(ends[1], target, soon(0.05))
+    with pytest.raises(DeadlineExceeded):
+        wire.send_all(ends[0], [bytes(16 << 20)] * 2, soon(0.05))
+    ends[0].close()
+    with pytest.raises(PeerGone):
+        wire.receive_into_all(ends[1], [memoryview(bytearray(64 << 20))], soon())
+    with pytest.raises(PeerGone):
+        wire.send_all(ends[1], [bytes(16 << 20)], soon())
