@@ -7,6 +7,7 @@ consumer to them. The plugin calls `producer` and `consumer`; peers and the cont
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,9 +76,12 @@ class Endpoint:
         self.consumer = Consumer(
             cache, self._incoming, self._ledger, transports.running, self._dial, verify=settings.verify
         )
+        # The contract names the listener's address, so peers can come before it is there; they wait.
+        self._ready = threading.Event()
         self._listener = Listener(settings.host, secret, ch.PURPOSE, self._serve)
         self.contract = state(self._listener.address, transports.addresses)
         self._encoded = co.encode(self.contract)
+        self._ready.set()
 
     def close(self) -> None:
         self.producer.close()
@@ -107,6 +111,7 @@ class Endpoint:
         return channel
 
     def _serve(self, sock: socket.socket) -> None:
+        self._ready.wait(FIRST_SECONDS)
         channel = ch.Channel(sock)
         first = channel.receive(time.monotonic() + FIRST_SECONDS)
         if isinstance(first, (ch.Ask, ch.Cancel)):

@@ -74,11 +74,19 @@ class Listener:
                 welcome = not self._closed and len(self._open) < MAX_CONNECTIONS
                 if welcome:
                     self._open.add(sock)
-            if not welcome:
-                _wake(sock)
-                sock.close()
-                continue
-            threading.Thread(target=self._run, args=(sock,), name=f"deeplink-{self._purpose}-peer", daemon=True).start()
+            thread = threading.Thread(
+                target=self._run, args=(sock,), name=f"deeplink-{self._purpose}-peer", daemon=True
+            )
+            try:
+                if welcome:
+                    thread.start()
+                    continue
+            except RuntimeError as exc:  # no more threads: that passes too
+                log.warning("deeplink %s: a connection could not be served: %s", self._purpose, exc)
+            with self._lock:
+                self._open.discard(sock)
+            _wake(sock)
+            sock.close()
 
     def _run(self, sock: socket.socket) -> None:
         try:
