@@ -31,10 +31,15 @@ BYTES = [0x7F, 0xFF, 0x80, 0x7C, 0x00, 0x01]
 def random_cache(sized: Sized, dtype: str = "float32", seed: int = 0) -> Cache:
     bound = sized.bind()
     rng = np.random.default_rng(seed)
-    size = bound.blocks * bound.block_elements
     storage = storage_dtype(dtype)
     high = np.iinfo(storage).max
-    return Cache(tuple(rng.integers(0, high, size, storage, endpoint=True) for _ in range(LAYERS)), bound)
+    return Cache(tuple(rng.integers(0, high, n, storage, endpoint=True) for n in sized.tensors * LAYERS), bound)
+
+
+def by_layer(cache: Cache) -> list[np.ndarray]:
+    """A copy of each layer, its tensors one after the other."""
+    tensors = cache.bound.tensors
+    return [np.concatenate(cache.layers[at : at + tensors]) for at in range(0, len(cache.layers), tensors)]
 
 
 def places(sized: Sized, table: list[int], chunk: Chunk) -> np.ndarray:
@@ -53,7 +58,7 @@ def test_gather_is_the_reference(data: st.DataObject) -> None:
     wire = np.empty(cache.wire_shape(chunk.tokens), cache.dtype)
     cache.gather(table, chunk, wire)
     where = places(sized, table, chunk)
-    for layer, got in zip(cache.layers, wire, strict=True):
+    for layer, got in zip(by_layer(cache), wire, strict=True):
         np.testing.assert_array_equal(got, layer[where])
 
 
@@ -67,12 +72,12 @@ def test_scatter_writes_these_elements_and_no_others(data: st.DataObject) -> Non
     wanted = Chunk(first, data.draw(st.integers(first + 1, chunk.stop)))
     cache = random_cache(sized)
     wire = np.random.default_rng(1).integers(0, 1 << 32, cache.wire_shape(chunk.tokens), cache.dtype)
-    expected = [layer.copy() for layer in cache.layers]
+    expected = by_layer(cache)
     skip = wanted.start - chunk.start
     for layer, content in zip(expected, wire, strict=True):
         layer[places(sized, table, wanted)] = content[:, :, skip : skip + wanted.tokens]
     cache.scatter(wire, chunk.start, table, wanted)
-    for layer, should in zip(cache.layers, expected, strict=True):
+    for layer, should in zip(by_layer(cache), expected, strict=True):
         np.testing.assert_array_equal(layer, should)
 
 
@@ -80,7 +85,7 @@ def test_scatter_writes_these_elements_and_no_others(data: st.DataObject) -> Non
 @given(st.data())
 def test_between_any_two_layouts_and_back(data: st.DataObject) -> None:
     ours = data.draw(layouts())
-    theirs = data.draw(layouts(heads=ours.heads, dim=ours.dim, blocks=5))
+    theirs = data.draw(layouts(heads=ours.heads, dim=ours.dim, blocks=5, kv=ours.kv))
     table, chunk = data.draw(tables(ours, most_tokens=theirs.block_size * theirs.blocks))
     stop = min(chunk.stop, theirs.block_size * theirs.blocks)
     if stop <= chunk.start:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -36,11 +37,19 @@ def test_space_means_nothing(sized: Sized, space: str) -> None:
 def test_strides_are_where_the_reference_says(sized: Sized) -> None:
     bound = sized.bind()
     expected = sized.addresses()
-    for place, strided in enumerate((bound.k, bound.v)):
-        for at in itertools.product(*(range(size) for size in expected.shape[1:])):
-            assert _address(strided, at) == expected[(place, *at)]
-    # Each element has a place of its own, and together they fill the cache.
-    assert sorted(expected.reshape(-1)) == list(range(bound.blocks * bound.block_elements))
+    before = [0, *itertools.accumulate(sized.tensors)]
+    seen = 0
+    for strided in bound.sides:
+        dims = math.prod(factor.extent for factor in strided.of("dim"))
+        for at in itertools.product(*(range(size) for size in expected.shape[1:-1]), range(dims)):
+            where = (strided.kv, *at[:-1], strided.first_dim + at[-1])
+            assert before[strided.tensor] + _address(strided, at) == expected[where]
+            seen += 1
+    # Each element has a place of its own, and together they fill the tensors.
+    assert sorted(expected.reshape(-1)) == list(range(seen))
+    assert seen == bound.blocks * bound.block_elements == sum(sized.tensors)
+    assert [bound.elements(tensor) for tensor in range(bound.tensors)] == sized.tensors
+    assert bound.kv == sized.kv
 
 
 def _address(strided: Strided, at: tuple[int, ...]) -> int:
