@@ -30,9 +30,7 @@ def one(shape: Callable[..., Shape], index: Callable[..., Shape], **sizes: int) 
 
 def two(shape: Callable[..., Shape], index: Callable[..., Shape], **sizes: int) -> Golden:
     """A tensor for K and one like it for V."""
-    return Golden(
-        lambda B, N, H, D: [shape(B, N, H, D)] * 2, lambda kv, b, n, h, d: (kv, index(b, n, h, d)), **sizes
-    )
+    return Golden(lambda B, N, H, D: [shape(B, N, H, D)] * 2, lambda kv, b, n, h, d: (kv, index(b, n, h, d)), **sizes)
 
 
 def rocm(x: int, planes: bool) -> Golden:
