@@ -35,7 +35,7 @@ GOALS = {
     "vllm-rocm-16bit": None,
     "sglang-vectorized-5d-16bit": None,
 }
-HEADS, DIM, TOKENS = 8, 128, 2048
+HEADS, DIM, TOKENS, ADJACENT = 8, 128, 2048, 64
 
 
 def bench(name: str, layers: int) -> dict[str, Callable[[], None]]:
@@ -49,7 +49,7 @@ def bench(name: str, layers: int) -> dict[str, Callable[[], None]]:
     wire = np.ones(cache.wire_shape(TOKENS), storage)
     other = np.zeros_like(wire)
     # Runs of a few adjacent blocks, as an allocator that has been in use for a while hands them out.
-    order = np.arange(blocks).reshape(-1, min(4, blocks))
+    order = np.arange(blocks).reshape(-1, max(ADJACENT // block_size, 1))
     table = np.random.default_rng(0).permutation(order).reshape(-1).tolist()
     chunk = Chunk(0, TOKENS)
     return {
@@ -73,8 +73,8 @@ def best(actions: dict[str, Callable[[], None]], passes: int) -> dict[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(GOALS))
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--passes", type=int, default=7)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     before = machine()

@@ -9,9 +9,10 @@ Tensors carry their axes as a suffix: L layer, S kv (K then V), H head, T token 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from deeplink.errors import LayoutError
 from deeplink.kvconnector.layout import ELEMENTS, Bound, Factor, Strided
 from deeplink.kvconnector.plan import Run
 
+Into = Literal["blocks", "wire"]
 Elements = npt.NDArray[Any]
 
 STORAGE = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -37,7 +39,7 @@ def wire_shape(bound: Bound, layers: int, tokens: int) -> tuple[int, int, int, i
 def gather(caches: Sequence[Elements], bound: Bound, where: Iterable[Run], wire_LSHTD: Elements) -> None:
     """Blocks to wire. `caches` holds the flat arrays of each layer in turn (one, unless the layout says that there are
     several tensors); their element 0 is element 0 of block 0."""
-    moves = _moves(caches, bound, where, wire_LSHTD)
+    moves = _moves(caches, bound, where, wire_LSHTD, into="wire")
     for layer, wire in enumerate(wire_LSHTD):
         for move in moves:
             np.copyto(move.on_wire(wire), move.in_blocks(caches[layer * bound.tensors + move.tensor]))
@@ -45,7 +47,7 @@ def gather(caches: Sequence[Elements], bound: Bound, where: Iterable[Run], wire_
 
 def scatter(wire_LSHTD: Elements, bound: Bound, where: Iterable[Run], caches: Sequence[Elements]) -> None:
     """Wire to blocks. Writes the elements of these tokens and no others."""
-    moves = _moves(caches, bound, where, wire_LSHTD)
+    moves = _moves(caches, bound, where, wire_LSHTD, into="blocks")
     for layer, wire in enumerate(wire_LSHTD):
         for move in moves:
             np.copyto(move.in_blocks(caches[layer * bound.tensors + move.tensor]), move.on_wire(wire))
@@ -53,9 +55,11 @@ def scatter(wire_LSHTD: Elements, bound: Bound, where: Iterable[Run], caches: Se
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """One strided copy of one layer: the same shape seen in the blocks and on the wire (bytes, not elements)."""
+    """One strided copy of one layer: the same shape seen in the blocks and on the wire. Offsets and strides are in
+    bytes; an `element` is one of the cache's, or several that are contiguous on both sides."""
 
     tensor: int
+    element: np.dtype[Any]
     shape: tuple[int, ...]
     block_offset: int
     block_strides: tuple[int, ...]
@@ -64,13 +68,15 @@ class _Move:
 
     # numpy checks offset, shape and strides against the buffer once more, whatever `_moves` has let through.
     def in_blocks(self, cache: Elements) -> Elements:
-        return np.ndarray(self.shape, cache.dtype, cache.data, self.block_offset, self.block_strides)
+        return np.ndarray(self.shape, self.element, cache.data, self.block_offset, self.block_strides)
 
     def on_wire(self, wire_SHTD: Elements) -> Elements:
-        return np.ndarray(self.shape, wire_SHTD.dtype, wire_SHTD.data, self.wire_offset, self.wire_strides)
+        return np.ndarray(self.shape, self.element, wire_SHTD.data, self.wire_offset, self.wire_strides)
 
 
-def _moves(caches: Sequence[Elements], bound: Bound, where: Iterable[Run], wire_LSHTD: Elements) -> list[_Move]:
+def _moves(
+    caches: Sequence[Elements], bound: Bound, where: Iterable[Run], wire_LSHTD: Elements, into: Into
+) -> list[_Move]:
     """The copies of one layer; they are the same for every layer. A wrong plan raises here, before anything moves."""
     layers, rest = divmod(len(caches), bound.tensors)
     if rest:
@@ -85,7 +91,7 @@ def _moves(caches: Sequence[Elements], bound: Bound, where: Iterable[Run], wire_
         if cache.ndim != 1 or not cache.flags.c_contiguous or cache.dtype != wire_LSHTD.dtype or cache.size < size:
             raise LayoutError(f"gather and scatter want flat caches of {size} elements of type {wire_LSHTD.dtype}")
     _, _, _, tokens, dim = wire_LSHTD.shape
-    moves = []
+    moves: list[_Move] = []
     for run in where:
         if run.block < 0 or run.block + run.count > bound.blocks:
             raise LayoutError(f"blocks [{run.block}, {run.block + run.count}) of a cache that has {bound.blocks}")
@@ -94,7 +100,7 @@ def _moves(caches: Sequence[Elements], bound: Bound, where: Iterable[Run], wire_
         for side in bound.sides:
             base = side.kv * bound.heads * tokens * dim + side.first_dim
             for rows in _rows(run, side.of("token")):
-                moves.append(_move(bound, side, run, rows, base, tokens, wire_LSHTD.itemsize))
+                moves += _peeled(_move(bound, side, run, rows, base, tokens, wire_LSHTD.itemsize), into)
     return moves
 
 
@@ -143,11 +149,67 @@ def _move(bound: Bound, side: Strided, run: Run, rows: Rows, base: int, tokens: 
         shape.append(factor.extent)
         block_strides.append(factor.stride)
         wire_strides.append(factor.unit)
+    element, factors = _widest(
+        [
+            (extent, in_blocks * itemsize, on_wire * itemsize)
+            for extent, in_blocks, on_wire in zip(shape, block_strides, wire_strides, strict=True)
+        ],
+        itemsize,
+    )
     return _Move(
         side.tensor,
-        tuple(shape),
+        element,
+        tuple(extent for extent, _, _ in factors),
         block_offset * itemsize,
-        tuple(stride * itemsize for stride in block_strides),
+        tuple(in_blocks for _, in_blocks, _ in factors),
         (base + token * dim) * itemsize,
-        tuple(stride * itemsize for stride in wire_strides),
+        tuple(on_wire for _, _, on_wire in factors),
     )
+
+
+_UNSIGNED = (1, 2, 4, 8)
+_WIDEST = 1 << 30
+"""Bytes of an element; numpy counts them in an int."""
+
+Dimension = tuple[int, int, int]
+"""Extent, stride in the blocks and stride on the wire, in bytes."""
+
+
+def _widest(dimensions: list[Dimension], itemsize: int) -> tuple[np.dtype[Any], list[Dimension]]:
+    """Make what is contiguous on both sides one element, so that numpy's inner loop runs over those, not inside one."""
+    rest = [dimension for dimension in dimensions if dimension[0] != 1]
+    size = itemsize
+    while inner := [each for each in rest if each[1] == each[2] == size and size * each[0] <= _WIDEST]:
+        rest.remove(inner[0])
+        size *= inner[0][0]
+    return np.dtype(f"u{size}") if size in _UNSIGNED else np.dtype((np.void, size)), rest
+
+
+SHORT = 8
+"""Bytes of an inner loop that is not worth starting."""
+WORTHWHILE = 8 << 10
+"""Bytes of a move that is worth a call of its own."""
+
+
+def _peeled(move: _Move, into: Into) -> Iterator[_Move]:
+    """numpy runs its inner loop along the smallest stride of the target. Where that loop is very short (pairs of
+    tokens in AMX tiles), one move for each of its steps has a longer one."""
+    strides = move.block_strides if into == "blocks" else move.wire_strides
+    axis = min(range(len(strides)), key=strides.__getitem__, default=0)
+    size = move.element.itemsize
+    if len(strides) < 2 or size * move.shape[axis] > SHORT or size * math.prod(_without(move.shape, axis)) < WORTHWHILE:
+        yield move
+        return
+    for step in range(move.shape[axis]):
+        yield replace(
+            move,
+            shape=_without(move.shape, axis),
+            block_offset=move.block_offset + step * move.block_strides[axis],
+            block_strides=_without(move.block_strides, axis),
+            wire_offset=move.wire_offset + step * move.wire_strides[axis],
+            wire_strides=_without(move.wire_strides, axis),
+        )
+
+
+def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return values[:axis] + values[axis + 1 :]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from random_layouts import Sized, layouts, tables
 
 from deeplink.errors import LayoutError
+from deeplink.kvconnector import convert
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.convert import gather, scatter, storage_dtype, wire_shape
 from deeplink.kvconnector.layout import ELEMENTS
@@ -116,6 +117,34 @@ def test_special_values_keep_their_bits(dtype: str) -> None:
     np.testing.assert_array_equal(wire[0], cache.layers[0][places(AMX, [3, 0, 2], Chunk(3, 22))])
     assert set(np.unique(wire)) == set(patterns)
     assert cache.dtype.itemsize == ELEMENTS[dtype]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        AMX.text,
+        "block head (k: dim token | v: token dim)",
+        "kv block dim/2 token dim%2 head",
+        "kv | (k: block head dim/4 token dim%4 | v: block head token/4 dim token%4)",
+        "token/2 dim head block kv token%2",
+        "head dim token block kv",
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
+def test_a_short_inner_loop_becomes_moves_of_its_own(monkeypatch: pytest.MonkeyPatch, text: str, dtype: str) -> None:
+    monkeypatch.setattr(convert, "WORTHWHILE", 1)
+    sized = replace(AMX, text=text)
+    cache, table, chunk = random_cache(sized, dtype), [1, 2, 0], Chunk(1, 22)
+    where = places(sized, table, chunk)
+    wire = np.empty(cache.wire_shape(chunk.tokens), cache.dtype)
+    cache.gather(table, chunk, wire)
+    expected = by_layer(cache)
+    for layer, got in zip(expected, wire, strict=True):
+        np.testing.assert_array_equal(got, layer[where])
+        layer[where] = ~got
+    cache.scatter(~wire, chunk.start, table, chunk)
+    for layer, should in zip(by_layer(cache), expected, strict=True):
+        np.testing.assert_array_equal(layer, should)
 
 
 def test_adjacent_blocks_travel_together() -> None:
