@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,14 @@ def test_the_catalogue_is_complete_and_clear() -> None:
         assert entry.source
         assert str(Layout.parse(entry.layout)) == entry.layout
     assert set(DTYPES) <= set(ELEMENTS)
+
+
+def test_the_documentation_has_every_entry() -> None:
+    lines = (Path(__file__).parents[2] / "docs" / "layouts.md").read_text().splitlines()
+    for entry in ENTRIES:
+        layout = entry.layout.replace("|", "\\|")
+        who = f"{entry.engine}; {entry.chip}"
+        assert f"| `{entry.name}` | {who} | `{layout}` | {entry.block_sizes[0]} | {entry.status} |" in lines
 
 
 @pytest.mark.parametrize(("entry", "dtype"), CASES, ids=lambda value: getattr(value, "name", value))
