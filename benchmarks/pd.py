@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rows import RESULTS, Row, machine
+from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink import secret
 from deeplink.kvconnector import contract as contracts
@@ -77,6 +77,7 @@ def main() -> None:
     if arguments.save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / "pd.json").write_text(json.dumps(result, indent=2) + "\n")
+        write_table("pd", result)
     print(json.dumps(result) if arguments.json else table(result["rows"]))
 
 
@@ -297,15 +298,6 @@ def idle_cpu(process: Process) -> float:
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    head = "| figure | value | mark | ratio | goal | met |\n|---|---|---|---|---|---|\n"
-    return head + "\n".join(
-        f"| {row['name']} | {row['value']:.1f} {row['unit']} | {row['mark']:.1f} ({row['mark_name']}) "
-        f"| {row['ratio']:.2f} | {row['goal']} | {'' if row['met'] is None else 'yes' if row['met'] else 'no'} |"
-        for row in rows
-    )
 
 
 def say(text: str) -> None:

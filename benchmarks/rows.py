@@ -49,6 +49,26 @@ class Row:
         }
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    head = "| figure | value | mark | ratio | goal | met |\n|---|---|---|---|---|---|\n"
+    return head + "\n".join(
+        f"| `{row['name']}` | {row['value']:.1f} {row['unit']} | {row['mark']:.1f} ({row['mark_name']}) "
+        f"| {row['ratio']:.2f} | {row['goal']} | {'' if row['met'] is None else 'yes' if row['met'] else 'no'} |"
+        for row in rows
+    )
+
+
+def write_table(name: str, result: dict[str, Any]) -> None:
+    """Put the rows into README.md, between the markers of this benchmark."""
+    page = Path(__file__).with_name("README.md")
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = page.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    what = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
+    page.write_text(f"{before}{begin}\n{table(result['rows'])}\n\nMachine: {what}.\n{end}{after}")
+
+
 def machine() -> dict[str, Any]:
     """What the figures were taken on, without naming it."""
     cpuinfo = Path("/proc/cpuinfo").read_text()

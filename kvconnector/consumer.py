@@ -1,8 +1,7 @@
 """The consumer's side: claim a handoff, receive its chunks, verify them, and scatter them into the engine's blocks.
 
 `load` starts a thread per handoff and returns; `collect` gives what has ended since the last call. Between the two
-the blocks in the order belong to the consumer: the engine must neither free nor read them. `cancel` makes a load end
-soon, but it too is over only when `collect` says so.
+the blocks in the order belong to the consumer: the engine must neither free nor read them. `cancel` ends a load now.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -41,7 +40,11 @@ _MASK = (1 << 64) - 1
 LOOK = 0.05
 """Seconds between two looks at the channel while waiting for room."""
 DIAL_SECONDS = 10.0
-"""For connecting and the exchange of contracts; a load cannot be cancelled meanwhile."""
+"""For connecting and the exchange of contracts."""
+
+
+def _given_up() -> Aborted:
+    return Aborted("the decode request was given up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,9 @@ class _Load:
     deadline: float
     channel: ch.Channel | None = None
     cancelled: bool = False
+    over: bool = False
+    writing: threading.Lock = field(default_factory=threading.Lock)
+    """Held while blocks are written, and to set `over`: after that none is."""
     tokens: int = 0
     moved: int = 0
     total: int = 0
@@ -136,16 +142,20 @@ class Consumer:
         threading.Thread(target=self._run, args=(load,), name=f"deeplink-load-{name}", daemon=True).start()
 
     def cancel(self, name: str, request: str | None = None) -> None:
-        """Tell the producer that the handoff is given up, and stop. With `request`, only if it is that one's load."""
+        """End the load now: when this returns nothing is written to its blocks any more, whatever the producer does.
+
+        The producer is told, without waiting for it. With `request`, only if it is that one's load.
+        """
         with self._lock:
             load = self._loads.get(name)
             if load is None or request not in (None, load.order.request):
                 return
             load.cancelled = True
             channel = load.channel
+        self._end(load, _given_up().reason())
         if channel is not None:
-            _farewell(channel, Aborted("the decode request was given up").reason())
-            channel.close()
+            # In a thread: a producer that does not read must not hold up the engine.
+            threading.Thread(target=_part, args=(channel,), name=f"deeplink-part-{name}", daemon=True).start()
 
     def close(self) -> None:
         """Give up what is loading and close what is kept open."""
@@ -169,20 +179,28 @@ class Consumer:
             self._receive(load)
             reason = None
         except DeeplinkError as exc:
-            reason = Aborted("the decode request was given up").reason() if load.cancelled else exc.reason()
+            reason = exc.reason()
         finally:
-            name = load.order.ticket.handoff
-            with self._lock:
-                del self._loads[name]
-            self._ledger.end(
-                name,
-                "loaded" if reason is None else "failed",
-                reason,
-                tokens=load.tokens,
-                kv_bytes=load.moved,
-                digest=load.total if self._verify else None,
-            )
-            self._ended.append(Outcome(load.order, reason))
+            self._end(load, reason)
+
+    def _end(self, load: _Load, reason: Reason | None) -> None:
+        """Close the load, once; who comes second changes nothing."""
+        with load.writing:
+            if load.over:
+                return
+            load.over = True
+        name = load.order.ticket.handoff
+        with self._lock:
+            del self._loads[name]
+        self._ledger.end(
+            name,
+            "loaded" if reason is None else "failed",
+            reason,
+            tokens=load.tokens,
+            kv_bytes=load.moved,
+            digest=load.total if self._verify else None,
+        )
+        self._ended.append(Outcome(load.order, reason))
 
     def _receive(self, load: _Load) -> None:
         address = load.order.ticket.channel
@@ -223,7 +241,7 @@ class Consumer:
                 cancelled = load.cancelled
             try:
                 if cancelled:
-                    raise Aborted("the decode request was given up")
+                    raise _given_up()
                 channel.send(claim, load.deadline)
                 answer = channel.receive(load.deadline)
                 if isinstance(answer, ch.Fail):
@@ -288,7 +306,7 @@ class Consumer:
     def _wait_for_room(self, load: _Load, length: int) -> Piece | None:
         """A short wait, so that a cancel or the producer's Fail does not have to wait for other loads to end."""
         if load.cancelled:
-            raise Aborted("the decode request was given up")
+            raise _given_up()
         try:
             return self._staging.allocate(length, min(load.deadline, time.monotonic() + LOOK))
         except DeadlineExceeded:
@@ -313,7 +331,10 @@ class Consumer:
             load.total = (load.total + digest.total(ours)) & _MASK
         wanted = Chunk(max(chunk.start, order.start), min(chunk.stop, order.stop))
         if wanted.tokens > 0:
-            self._cache.scatter(wire, chunk.start, order.table, wanted)
+            with load.writing:
+                if load.over:
+                    raise _given_up()
+                self._cache.scatter(wire, chunk.start, order.table, wanted)
             load.tokens += wanted.tokens
         load.moved += message.length
 
@@ -324,6 +345,11 @@ class Consumer:
         if landing.piece is not None:
             self._staging.release(landing.piece)
             landing.piece = None
+
+
+def _part(channel: ch.Channel) -> None:
+    _farewell(channel, _given_up().reason())
+    channel.close()
 
 
 def _farewell(channel: ch.Channel, reason: Reason) -> None:

@@ -87,8 +87,9 @@ class Staging:
         """Raises KeyError for a piece that is not held: releasing twice is a bug of the caller."""
         with self._freed:
             self._held.remove(piece)
-            insort(self._holes, (piece.offset, piece.extent))
-            self._merge()
+            if piece.extent:  # an empty hole could lie inside another and keep its neighbours apart
+                insort(self._holes, (piece.offset, piece.extent))
+                self._merge()
             self._freed.notify_all()
 
     def view(self, piece: Piece) -> memoryview:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deeplink.config import control_port
+from deeplink.config import CONTROL_OFFSET, control_port
 from deeplink.errors import LocalError
 from deeplink.local import step
 from deeplink.local.environment import Environment
 from deeplink.local.process import Process
+
+_LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # Eager mode, so nothing here compiles; the rest keeps an engine from looking outside.
 _QUIET = {
@@ -105,23 +108,28 @@ def cores(count: int) -> list[int | None]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, each with its control port. Another process may still take one first."""
+    """Ports that are free now, each with its control port.
+
+    They lie below those the kernel hands out by itself: an engine takes half a minute to bind its port, and by then any
+    connection of this machine may have been given one of the others.
+    """
+    lowest = int(_LOCAL_PORTS.read_text().split()[0]) if _LOCAL_PORTS.exists() else 32768
+    candidates = range(10000, max(lowest - CONTROL_OFFSET, 12000))
     held: list[socket.socket] = []
     found: list[int] = []
     try:
-        while len(found) < count:
-            api = socket.create_server(("127.0.0.1", 0))
-            held.append(api)
-            port = int(api.getsockname()[1])
-            control = _bind(control_port(port))
-            if control is not None:
-                held.append(control)
+        for port in random.SystemRandom().sample(candidates, min(len(candidates), 50 * count)):
+            if len(found) == count:
+                break
+            pair = [sock for sock in (_bind(port), _bind(control_port(port))) if sock is not None]
+            held += pair
+            if len(pair) == 2:
                 found.append(port)
-            if len(held) > 20 * count:
-                raise LocalError(f"no {count} free ports with free control ports on 127.0.0.1")
     finally:
         for sock in held:
             sock.close()
+    if len(found) < count:
+        raise LocalError(f"no {count} free ports with free control ports on 127.0.0.1")
     return found
 
 

@@ -37,6 +37,15 @@ def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
             raise ConfigError(
                 f"this release hands over only with one of: {field}", field=field, ours=str(value), theirs="1"
             )
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    # Exactly this kind: sliding windows drop blocks, and latent attention has no K and V, but both derive from it.
+    if type(spec).__name__ != "FullAttentionSpec":
+        raise ConfigError(
+            "this release hands over the cache of full attention only",
+            field="kind of KV cache",
+            ours=type(spec).__name__,
+            theirs="FullAttentionSpec",
+        )
     if vllm_config.speculative_config is not None:
         raise ConfigError(
             "this release does not hand over with speculative decoding", field="speculative-config", theirs="none"

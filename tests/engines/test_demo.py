@@ -12,7 +12,7 @@ from fleet import Fleet
 
 def test_demo_once(fleet: Fleet) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "deeplink.cli", "demo", "--once", "--json", "--port", "0"],
+        [sys.executable, "-m", "deeplink.cli", "demo", "--once", "--json"],
         capture_output=True,
         text=True,
         timeout=500,

@@ -52,7 +52,7 @@ def test_prefill_engine_killed_mid_prefill(pair: Pair) -> None:
     assert "prefill" in answer.error["message"]
     quiet(pair.decode)
     answer = http(pair.router + "/v1/completions", body)
-    assert (answer.status, answer.error["code"]) == (503, "no_engine")
+    assert answer.error["code"] in ("no_engine", "prefill_failed")  # before or after the router has noticed
 
     pair.fleet.restart(pair.prefill)
     answer = http(pair.router + "/v1/completions", body)

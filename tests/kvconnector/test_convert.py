@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_layouts import Sized, layouts, tables
 
@@ -50,7 +50,6 @@ def places(sized: Sized, table: list[int], chunk: Chunk) -> np.ndarray:
     return sized.addresses()[:, blocks, :, rows, :].transpose(1, 2, 0, 3)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_gather_is_the_reference(data: st.DataObject) -> None:
     sized = data.draw(layouts())
@@ -63,7 +62,6 @@ def test_gather_is_the_reference(data: st.DataObject) -> None:
         np.testing.assert_array_equal(got, layer[where])
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_scatter_writes_these_elements_and_no_others(data: st.DataObject) -> None:
     sized = data.draw(layouts())
@@ -82,7 +80,6 @@ def test_scatter_writes_these_elements_and_no_others(data: st.DataObject) -> Non
         np.testing.assert_array_equal(layer, should)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_between_any_two_layouts_and_back(data: st.DataObject) -> None:
     ours = data.draw(layouts())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_layouts import Sized, layouts
 
@@ -44,7 +44,6 @@ def through(sized: Sized, wire: np.ndarray, limit: int, seed: int) -> int:
     return found & ((1 << 64) - 1)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_no_layout_block_size_or_chunking_enters(data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, 70))

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_layouts import Sized, layouts
 
@@ -32,7 +32,6 @@ def test_space_means_nothing(sized: Sized, space: str) -> None:
     assert Layout.parse(loose) == Layout.parse(sized.text)
 
 
-@settings(deadline=None)
 @given(layouts())
 def test_strides_are_where_the_reference_says(sized: Sized) -> None:
     bound = sized.bind()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -9,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from loopback import Gate, Pair
-from wires import InThread, eventually, soon
+from wires import InThread, eventually
 
-from deeplink.kvconnector.channel import Channel
+from deeplink.kvconnector import consumer as module
 from deeplink.kvconnector.pool import KEPT_PER_PEER, Pool
 from deeplink.kvconnector.transport.base import Link
 
@@ -30,51 +31,60 @@ def run(pair: Pair) -> None:
     pair.settle(ticket, "drained", "loaded")
 
 
-def test_a_cancel_at_the_very_end_leaves_the_kept_channel_alone(pair: Pair) -> None:
-    """Between `the load is done` and `the channel is kept` a cancel must not close it under its next user."""
+def test_a_cancel_at_the_very_end_leaves_the_kept_channel_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load has seen that it is not cancelled and is about to keep its channel: now the cancel comes."""
     consumer = pair.consumer.endpoint.consumer
-    give, taken = consumer._channels.give, []
+    slot = module._Load.cancelled
+    cancels = []
 
-    def give_and_cancel(address: str, channel: Channel) -> None:
-        give(address, channel)
-        name = next(iter(consumer._loads))
-        taken.append(consumer._channels.take(address))  # another load takes it at once
-        consumer.cancel(name)
-        assert taken[0] is channel
-        assert not channel.readable(0)  # raises when it was closed, is true when the peer left
-        give(address, channel)
+    class Trapped(module._Load):
+        __slots__ = ()
 
-    consumer._channels.give = give_and_cancel  # type: ignore[method-assign]
-    run(pair)
-    assert taken
-    consumer._channels.give = give  # type: ignore[method-assign]
-    run(pair)
-    assert len(pair.producer.endpoint._listener._open) == 1
+        @property
+        def cancelled(self) -> bool:
+            value: bool = slot.__get__(self)  # type: ignore[attr-defined]
+            if self.tokens == TOKENS and not cancels:
+                cancels.append(InThread(lambda: consumer.cancel(self.order.ticket.handoff)))
+                with contextlib.suppress(AssertionError):  # it may have to wait for us
+                    cancels[0].join(0.3)
+            return value
 
+        @cancelled.setter
+        def cancelled(self, value: bool) -> None:
+            slot.__set__(self, value)  # type: ignore[attr-defined]
 
-def test_a_link_is_not_closed_after_it_went_back_to_the_pool(pair: Pair) -> None:
-    """A handoff that ends from elsewhere closes its links; one that is kept already belongs to others."""
-    producer = pair.producer.endpoint.producer
-    give, kept = producer._links.give, []
-
-    def give_and_abort(address: str, link: Link) -> None:
-        give(address, link)
-        kept.append(link)
-        producer.abort(next(iter(producer._open)))
-
-    producer._links.give = give_and_abort  # type: ignore[method-assign]
+    monkeypatch.setattr(module, "_Load", Trapped)
     ticket, text = pair.ticket()
     pair.open(ticket, TOKENS)
     pair.load(pair.order(ticket, text, THEIRS, TOKENS))
     pair.fill(ticket, OURS, TOKENS)
-    pair.outcome()
-    pair.quiet()
-    assert kept
-    producer._links.give = give  # type: ignore[method-assign]
-    link = producer._links.take(pair.consumer.transport.address)
-    assert link is kept[0]
-    link.push([], soon())  # raises when it was closed
-    producer._links.give(pair.consumer.transport.address, link)
+    reason = pair.outcome().reason  # the cancel and the end of the load are equally fast
+    assert reason is None or reason.code == "aborted"
+    cancels[0].join()
+    pair.settle(ticket, "drained", "loaded" if reason is None else "failed")
+    channel = consumer._channels.take(pair.producer.endpoint.contract.ranks[0].channel)
+    assert channel is not None
+    assert not channel.readable(0)  # raises when it was closed, is true when the peer left
+    channel.close()
+
+
+def test_a_link_is_not_kept_when_the_handoff_ends_at_that_moment(pair: Pair) -> None:
+    """Whoever ends a handoff closes the links it finds there; one of those must not go to the pool."""
+    producer = pair.producer.endpoint.producer
+    ticket, text = pair.ticket()
+
+    class Trapped(set):  # type: ignore[type-arg]
+        def discard(self, link: Link) -> None:
+            producer.abort(ticket.handoff)
+            super().discard(link)
+
+    pair.open(ticket, TOKENS)
+    producer._open[ticket.handoff].links = Trapped()
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    assert pair.outcome().reason is None  # all had landed
+    pair.settle(ticket, "aborted", "loaded")
+    assert producer._links.take(pair.consumer.transport.address) is None
     run(pair)
 
 
@@ -216,17 +226,21 @@ def test_many_threads_give_up_many_handoffs(make: Make) -> None:
 def test_a_cancel_wakes_a_load_whatever_else_is_going_on(make: Make) -> None:
     """Sockets are opened and closed all the time, and descriptors have few numbers."""
     rng = np.random.default_rng(0)
-    for _ in range(40):
+    for _ in range(60):
         pair = make()
+        consumer, producer = pair.consumer.endpoint.consumer, pair.producer.endpoint.producer
         tickets = []
         for index in range(rng.integers(1, 6)):
             ticket, text = pair.ticket(60)
             tickets.append(ticket)
             pair.load(pair.order(ticket, text, [index], 90))
             time.sleep(rng.choice([0, 0.0005, 0.001, 0.002]))
-            pair.consumer.endpoint.consumer.cancel(tickets[rng.integers(0, index + 1)].handoff)
+            consumer.cancel(tickets[rng.integers(0, index + 1)].handoff)
+            if rng.integers(0, 2):
+                pair.open(ticket, 100)
         for ticket in tickets:
-            pair.consumer.endpoint.consumer.cancel(ticket.handoff)
+            consumer.cancel(ticket.handoff)
+            producer.abort(ticket.handoff)
         for _ in tickets:
             assert pair.one().reason is not None
         pair.quiet()

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wires import InThread, soon
 
@@ -16,7 +16,6 @@ from deeplink.errors import DeadlineExceeded, HandoffError
 from deeplink.kvconnector.staging import ALIGN, Piece, Staging
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4000), st.lists(st.tuples(st.booleans(), st.integers(0, 1500), st.integers(0)), max_size=60))
 def test_pieces_never_overlap_and_all_comes_back(capacity: int, steps: list[tuple[bool, int, int]]) -> None:
     staging = Staging(capacity)
