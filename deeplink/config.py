@@ -19,6 +19,11 @@ else:
 
 VARIABLE = "DEEPLINK_CONFIG"
 CONTROL_OFFSET = 1000
+MAX_CHUNK = 256 << 20
+"""Bytes. A chunk is announced with 8 bytes of digest per 16 tokens of one head's K or V, all in one frame of the
+channel, which is at most 4 MiB. With 32 elements of 2 bytes per token, as small as heads are, the largest chunk has
+2 MiB of them.
+"""
 
 Role = Literal["prefill", "decode", "both"]
 
@@ -63,7 +68,7 @@ class RouterSection(_Strict):
 class KVSection(_Strict):
     host: Annotated[str, Field(description="address peers reach this engine at")] = "127.0.0.1"
     staging: Annotated[int, Field(gt=0, description="staging memory, bytes, per direction")] = 256 << 20
-    chunk: Annotated[int, Field(gt=0, description="largest chunk of one push, bytes")] = 8 << 20
+    chunk: Annotated[int, Field(gt=0, le=MAX_CHUNK, description="largest chunk of one push, bytes")] = 8 << 20
     digest: Annotated[
         Literal["always", "off"], Field(description="verify a digest of every tile before it is loaded")
     ] = "always"

@@ -18,7 +18,7 @@
     │   ├── NoEngine              nothing that can take it is up
     │   ├── PrefillFailed
     │   └── DecodeFailed
-    └── LocalError                an environment, model or process of this machine could not be made or run
+    └── LocalError                an environment, model or process could not be made, run or reached from here
 
 An error says what failed, which peer, which field, both values, and the next step. `code` is what clients and
 metrics see; it never changes once released. `Reason` is the same as plain data, for the wire.

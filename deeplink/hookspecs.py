@@ -23,7 +23,8 @@ hookimpl = pluggy.HookimplMarker("deeplink")
 def deeplink_register_transports(register: Callable[[str, Callable[..., Transport]], None]) -> None:
     """Call ``register(name, factory)``; ``factory(host, secret)`` starts the transport on this host.
 
-    Since 0.1. Called in every engine process that holds a KV cache.
+    Since 0.1. Called in every engine process that holds a KV cache. A factory that raises leaves its transport out of
+    what the engine offers to peers; the reason is logged.
     """
 
 

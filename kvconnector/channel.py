@@ -46,12 +46,13 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
-    """The consumer wants tokens ``[start, stop)``; `address` is where its transport takes pushes."""
+    """The consumer wants tokens ``[start, stop)``, pushed to `address` by the agreed `transport`."""
 
     ticket: Text
     prompt: Short
     start: Count
     stop: Count
+    transport: Name
     address: Text
 
 
@@ -129,9 +130,13 @@ def decode(data: bytes) -> Message:
 
 
 class Channel:
-    """One end of the conversation. One thread receives; sends and `close` may come from any thread."""
+    """One end of the conversation. One thread receives; sends and `close` may come from any thread.
+
+    `transport` is the name of the one the two sides agreed on; empty until they have.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
+        self.transport = ""
         self._shared = wire.Shared(sock)
         self._sending = threading.Lock()
 

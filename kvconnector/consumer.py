@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +39,7 @@ from deeplink.kvconnector.transport.base import Region, Transport
 _MASK = (1 << 64) - 1
 LOOK = 0.05
 """Seconds between two looks at the channel while waiting for room."""
+FAREWELL_SECONDS = 1.0
 DIAL_SECONDS = 10.0
 """For connecting and the exchange of contracts."""
 
@@ -72,7 +73,7 @@ class Outcome:
 
 
 class Dial(Protocol):
-    """Opens a channel to a producer with which this engine has an agreement. Raises Refused, PeerGone, …"""
+    """Opens a channel to a producer, on which the transport is agreed. Raises Refused, PeerGone, …"""
 
     def __call__(self, address: str, deadline: float) -> ch.Channel: ...
 
@@ -108,7 +109,7 @@ class Consumer:
         cache: Cache,
         staging: Staging,
         ledger: Ledger,
-        transport: Transport,
+        transports: Mapping[str, Transport],
         dial: Dial,
         *,
         verify: bool,
@@ -116,7 +117,7 @@ class Consumer:
         self._cache = cache
         self._staging = staging
         self._ledger = ledger
-        self._transport = transport
+        self._transports = transports
         self._dial = dial
         self._verify = verify
         self._channels: Pool[ch.Channel] = Pool()
@@ -130,7 +131,10 @@ class Consumer:
             return len(self._loads)
 
     def load(self, order: Order) -> None:
-        """Start loading. An id that was loaded before ends at once as failed: one incarnation claims an id once."""
+        """Start loading. Never raises: what cannot start ends at once as failed.
+
+        So does an id that was loaded before: one incarnation claims an id once.
+        """
         name = order.ticket.handoff
         if not self._ledger.begin(name, "consumer", "receiving"):
             reason = Reason("ticket_refused", "this handoff was claimed before", field="handoff", theirs=name)
@@ -139,7 +143,11 @@ class Consumer:
         load = _Load(order, time.monotonic() + order.ticket.milliseconds / 1000)
         with self._lock:
             self._loads[name] = load
-        threading.Thread(target=self._run, args=(load,), name=f"deeplink-load-{name}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(load,), name=f"deeplink-load-{name}", daemon=True).start()
+        except RuntimeError as exc:  # the process may have no more threads
+            error = HandoffError(f"the load could not start: {exc}", remedy="raise the engine's limit of threads")
+            self._end(load, error.reason())
 
     def cancel(self, name: str, request: str | None = None) -> None:
         """End the load now: when this returns nothing is written to its blocks any more, whatever the producer does.
@@ -148,22 +156,32 @@ class Consumer:
         """
         with self._lock:
             load = self._loads.get(name)
-            if load is None or request not in (None, load.order.request):
-                return
+        if load is not None and request in (None, load.order.request):
+            self._give_up(load)
+
+    def close(self) -> None:
+        """Give up what is loading, let the producers know (within a second), and close what is kept open."""
+        with self._lock:
+            loads = list(self._loads.values())
+        for thread in [self._give_up(load) for load in loads]:
+            if thread is not None:
+                thread.join(FAREWELL_SECONDS)
+        self._channels.close()
+
+    def _give_up(self, load: _Load) -> threading.Thread | None:
+        with self._lock:
             load.cancelled = True
             channel = load.channel
         self._end(load, _given_up().reason())
-        if channel is not None:
-            # In a thread: a producer that does not read must not hold up the engine.
-            threading.Thread(target=_part, args=(channel,), name=f"deeplink-part-{name}", daemon=True).start()
-
-    def close(self) -> None:
-        """Give up what is loading and close what is kept open."""
-        with self._lock:
-            names = list(self._loads)
-        for name in names:
-            self.cancel(name)
-        self._channels.close()
+        # In a thread: a producer that does not read must not hold up the engine.
+        thread = threading.Thread(target=_part, args=(channel,), name="deeplink-part", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: the end of the connection has to tell it
+            if channel is not None:
+                channel.close()
+            return None
+        return thread
 
     def collect(self) -> list[Outcome]:
         """The loads that ended since the last call, each exactly once."""
@@ -232,7 +250,6 @@ class Consumer:
     def _claim(self, load: _Load, address: str) -> ch.Channel:
         """An accepted claim. A kept connection that turns out broken is replaced once by a fresh one."""
         order = load.order
-        claim = ch.Claim(order.ticket_text, order.prompt, order.start, order.stop, self._transport.address)
         while True:
             kept = self._channels.take(address)
             channel = kept or self._dial(address, min(load.deadline, time.monotonic() + DIAL_SECONDS))
@@ -242,7 +259,7 @@ class Consumer:
             try:
                 if cancelled:
                     raise _given_up()
-                channel.send(claim, load.deadline)
+                channel.send(self._make_claim(order, channel.transport), load.deadline)
                 answer = channel.receive(load.deadline)
                 if isinstance(answer, ch.Fail):
                     raise DeeplinkError.from_reason(answer.reason)
@@ -257,6 +274,10 @@ class Consumer:
                 raise
             else:
                 return channel
+
+    def _make_claim(self, order: Order, transport: str) -> ch.Claim:
+        address = self._transports[transport].address
+        return ch.Claim(order.ticket_text, order.prompt, order.start, order.stop, transport, address)
 
     def _converse(self, load: _Load, channel: ch.Channel, landings: dict[int, _Landing]) -> None:
         covered = load.order.start
@@ -300,7 +321,7 @@ class Consumer:
                 if any(other.region for other in landings.values()) or channel.readable(0):
                     return
                 landing.piece = self._wait_for_room(load, landing.message.length)
-            landing.region = self._transport.register(self._staging.view(landing.piece))
+            landing.region = self._transports[channel.transport].register(self._staging.view(landing.piece))
             channel.send(ch.Grant(waiting.popleft(), landing.region.key), load.deadline)
 
     def _wait_for_room(self, load: _Load, length: int) -> Piece | None:
@@ -347,15 +368,16 @@ class Consumer:
             landing.piece = None
 
 
-def _part(channel: ch.Channel) -> None:
-    _farewell(channel, _given_up().reason())
-    channel.close()
+def _part(channel: ch.Channel | None) -> None:
+    if channel is not None:
+        _farewell(channel, _given_up().reason())
+        channel.close()
 
 
 def _farewell(channel: ch.Channel, reason: Reason) -> None:
     # A peer that is gone already knows what the farewell would have told it.
     with contextlib.suppress(DeeplinkError):
-        channel.send(ch.Quit(reason), time.monotonic() + 1.0)
+        channel.send(ch.Quit(reason), time.monotonic() + FAREWELL_SECONDS)
 
 
 def _mismatch(chunk: Chunk, ours: digest.Tiles, theirs: digest.Tiles, wrong: int) -> DigestMismatch:

@@ -13,7 +13,8 @@ Wire versions:
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,6 +22,8 @@ from deeplink.errors import ProtocolError, Refused
 
 WIRE_VERSION = 1
 MAX_BYTES = 256 << 10
+MAX_JSON_BYTES = 16 * MAX_BYTES
+"""Indented, a layer's number takes a line of 13 bytes where msgpack takes one; nothing grows more than that."""
 
 MAX_NAME = 256
 
@@ -65,7 +68,7 @@ class Rank(msgspec.Struct, frozen=True):
     """One process that holds part of the cache: which heads ``[start, stop)``, and where to reach it.
 
     `channel` is the ``host:port`` of its handoff channel; `transports` maps a transport's name to the address it
-    describes itself with.
+    describes itself with, in order of preference.
     """
 
     tp: Count
@@ -98,8 +101,26 @@ class Contract(msgspec.Struct, frozen=True):
         return self.role in ("decode", "both")
 
 
+_LOCAL = "local:"
+
+
+def local_address(where: str, name: str) -> str:
+    """The address of a transport that is reached only from the place `where`, such as one host."""
+    return f"{_LOCAL}{where}/{name}"
+
+
+def place(address: str) -> str:
+    """The place a transport's address is confined to; empty for one that may be reached from anywhere.
+
+    Two transports of one name reach each other only if their addresses are confined to the same place.
+    """
+    where, slash, _ = address.removeprefix(_LOCAL).partition("/")
+    return where if slash and address.startswith(_LOCAL) else ""
+
+
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _body = msgspec.msgpack.Decoder(Contract)
+_json = msgspec.json.Decoder(Contract)
 
 
 def encode(contract: Contract) -> bytes:
@@ -132,3 +153,38 @@ def decode(data: bytes) -> Contract:
 
 def to_json(contract: Contract) -> bytes:
     return msgspec.json.format(msgspec.json.encode(contract), indent=2)
+
+
+def from_json(data: bytes) -> Contract:
+    """What `to_json` wrote. Raises ProtocolError for anything else.
+
+    JSON is kept in files and edited by hand, so a field that no contract has is an error too: on the wire it may come
+    from a later release, here it is a slip that would silently change nothing.
+    """
+    if len(data) > MAX_JSON_BYTES:
+        raise ProtocolError(
+            "a contract larger than the limit",
+            field="length",
+            ours=str(MAX_JSON_BYTES),
+            theirs=f"over {MAX_JSON_BYTES}",
+        )
+    try:
+        contract = _json.decode(data)
+        for name in _unknown(msgspec.json.decode(data), msgspec.json.decode(msgspec.json.encode(contract))):
+            raise ProtocolError(f"not a contract: it has no field {name}")
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise ProtocolError(f"not a contract: {exc}") from exc
+    return contract
+
+
+def _unknown(given: Any, known: Any, where: str = "") -> Iterator[str]:
+    """The fields in `given` that are not in `known`, which is the same value after a round trip."""
+    if isinstance(given, dict):
+        for name, value in given.items():
+            if name in known:
+                yield from _unknown(value, known[name], f"{where}{name}.")
+            else:
+                yield where + name
+    elif isinstance(given, list):
+        for index, value in enumerate(given):
+            yield from _unknown(value, known[index], f"{where.removesuffix('.')}[{index}].")

@@ -1,6 +1,6 @@
 """One engine process's side of kvconnector: what an engine plugin holds.
 
-It owns the staging memory, the ledger, the transport and the channel's listener, and wires the producer and the
+It owns the staging memory, the ledger, the transports and the channel's listener, and wires the producer and the
 consumer to them. The plugin calls `producer` and `consumer`; peers and the control endpoint come in by the channel.
 """
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deeplink.errors import ConfigError, DeeplinkError, ProtocolError, Reason, Refused
+from deeplink.errors import ConfigError, DeeplinkError, ProtocolError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import ticket as tickets
@@ -23,7 +23,7 @@ from deeplink.kvconnector.negotiate import Refusal, negotiate
 from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.producer import Producer
 from deeplink.kvconnector.staging import Staging
-from deeplink.kvconnector.transport.base import Transport
+from deeplink.kvconnector.transport.start import Transports
 
 FIRST_SECONDS = 10.0
 IDLE_SECONDS = 24 * 3600.0
@@ -48,7 +48,7 @@ class Endpoint:
         settings: Settings,
         secret: bytes,
         epoch: str,
-        transport: Transport,
+        transports: Transports,
         state: Callable[[str, dict[str, str]], co.Contract],
     ) -> None:
         if settings.staging < TILE * cache.token_bytes:
@@ -60,7 +60,7 @@ class Endpoint:
                 remedy="raise kv.staging in deeplink.toml",
             )
         self._secret = secret
-        self._transport = transport
+        self.transports = transports
         self._outgoing = Staging(settings.staging)
         self._incoming = Staging(settings.staging)
         self._ledger = Ledger()
@@ -68,20 +68,22 @@ class Endpoint:
             cache,
             self._outgoing,
             self._ledger,
-            transport,
+            transports.running,
             epoch,
             min(settings.chunk, settings.staging),
         )
-        self.consumer = Consumer(cache, self._incoming, self._ledger, transport, self._dial, verify=settings.verify)
+        self.consumer = Consumer(
+            cache, self._incoming, self._ledger, transports.running, self._dial, verify=settings.verify
+        )
         self._listener = Listener(settings.host, secret, ch.PURPOSE, self._serve)
-        self.contract = state(self._listener.address, {transport.name: transport.address})
+        self.contract = state(self._listener.address, transports.addresses)
         self._encoded = co.encode(self.contract)
 
     def close(self) -> None:
         self.producer.close()
         self.consumer.close()
         self._listener.close()
-        self._transport.close()
+        self.transports.close()
 
     def refuse(self, handoff: str, reason: Reason) -> None:
         """Keep the reason for a handoff this engine will not load, for whoever asks the control endpoint."""
@@ -98,23 +100,11 @@ class Endpoint:
                 raise DeeplinkError.from_reason(answer.reason)
             if not isinstance(answer, ch.Hello):
                 raise ProtocolError(f"{type(answer).__name__} instead of a contract")
-            self._agree(co.decode(answer.contract), self.contract)
+            channel.transport = _agree(co.decode(answer.contract), self.contract)
         except DeeplinkError:
             channel.close()
             raise
         return channel
-
-    def _agree(self, producer: co.Contract, consumer: co.Contract) -> None:
-        result = negotiate(producer, consumer)
-        if isinstance(result, Refusal):
-            raise result.error("the prefill engine", "the decode engine")
-        if result.transport != self._transport.name:
-            raise Refused(
-                "the agreed transport is not the one this engine runs",
-                field="transport",
-                ours=self._transport.name,
-                theirs=result.transport,
-            )
 
     def _serve(self, sock: socket.socket) -> None:
         channel = ch.Channel(sock)
@@ -126,7 +116,7 @@ class Endpoint:
             if not isinstance(first, ch.Hello):
                 raise ProtocolError(f"{type(first).__name__} before a contract")
             theirs = co.decode(first.contract)
-            self._agree(self.contract, theirs)
+            channel.transport = _agree(self.contract, theirs)
             channel.send(ch.Hello(self._encoded), time.monotonic() + FIRST_SECONDS)
             while True:
                 message = channel.receive(time.monotonic() + IDLE_SECONDS)
@@ -152,3 +142,11 @@ class Endpoint:
             handoffs=self._ledger.open,
             ended=dict(self._ledger.ended_by_state),
         )
+
+
+def _agree(producer: co.Contract, consumer: co.Contract) -> str:
+    """The name of the transport the two will use."""
+    result = negotiate(producer, consumer)
+    if isinstance(result, Refusal):
+        raise result.error("the prefill engine", "the decode engine")
+    return result.transport

@@ -20,23 +20,32 @@ RETRY_SECONDS = 0.05
 
 
 class Listener:
-    """Accepts on ``host`` (any free port) and runs ``serve(sock)`` for each peer that passes the greeting.
+    """Accepts on `at`, and runs ``serve(sock)`` for each peer that passes the greeting.
+
+    `at` is a host, of which any free port is taken, or a socket that listens already and is the listener's from now
+    on; `address` is ``host:port``, and empty for a socket that was given.
 
     `serve` owns nothing: the socket is closed when it returns or raises. A DeeplinkError from it ends that
     connection alone; it is logged, and counted by whoever raised it.
     """
 
-    def __init__(self, host: str, secret: bytes, purpose: str, serve: Callable[[socket.socket], None]) -> None:
+    def __init__(
+        self, at: str | socket.socket, secret: bytes, purpose: str, serve: Callable[[socket.socket], None]
+    ) -> None:
         self._secret = secret
         self._purpose = purpose
         self._serve = serve
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = False
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=128)
-        port = self._socket.getsockname()[1]
-        self.address = f"[{host}]:{port}" if family is socket.AF_INET6 else f"{host}:{port}"
+        self.address = ""
+        if isinstance(at, str):
+            family = socket.AF_INET6 if ":" in at else socket.AF_INET
+            self._socket = socket.create_server((at, 0), family=family, backlog=128)
+            port = self._socket.getsockname()[1]
+            self.address = f"[{at}]:{port}" if family is socket.AF_INET6 else f"{at}:{port}"
+        else:
+            self._socket = at
         threading.Thread(target=self._accept, name=f"deeplink-{purpose}", daemon=True).start()
 
     def close(self) -> None:
@@ -59,7 +68,8 @@ class Listener:
                 log.warning("deeplink %s: a connection could not be accepted: %s", self._purpose, exc)
                 time.sleep(RETRY_SECONDS)
                 continue
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.family is not socket.AF_UNIX:
+                wire.tune(sock)
             with self._lock:
                 welcome = not self._closed and len(self._open) < MAX_CONNECTIONS
                 if welcome:

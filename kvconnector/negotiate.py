@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deeplink.errors import LayoutError, Refused
-from deeplink.kvconnector.contract import CacheGroup, Contract
+from deeplink.kvconnector.contract import CacheGroup, Contract, place
 from deeplink.kvconnector.layout import DTYPES, RECORDS, Bound, Layout
 
 
@@ -15,7 +15,7 @@ class Agreement:
     """How one producer's cache becomes one consumer's.
 
     `exact` says that every byte of the requested tokens arrives unchanged. `transport` is the first of the
-    producer's transports that the consumer has too.
+    producer's transports, in its order of preference, by which the two reach each other.
     """
 
     exact: bool
@@ -50,13 +50,14 @@ def negotiate(producer: Contract, consumer: Contract) -> Agreement | Refusal:
     The order of the checks is the order an operator would want to hear about them: who, which model, which
     cache, which ranks, which transport.
     """
-    for refusal in _refusals(producer, consumer):
+    for refusal in refusals(producer, consumer):
         return refusal
     (name, *_) = _common_transports(producer, consumer)
     return Agreement(exact=True, transport=name)
 
 
-def _refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]:
+def refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]:
+    """Everything that speaks against it, in the order of `negotiate`, which answers with the first."""
     if not producer.produces:
         yield Refusal("role", producer.role, consumer.role, "start the first engine with role prefill or both")
     if not consumer.consumes:
@@ -87,9 +88,9 @@ def _refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]:
     if not _common_transports(producer, consumer):
         yield Refusal(
             "transports",
-            ", ".join(producer.ranks[0].transports),
-            ", ".join(consumer.ranks[0].transports),
-            "install a transport that both sides have",
+            _describe(producer),
+            _describe(consumer),
+            "install a transport that both sides have, and that reaches from one to the other",
         )
 
 
@@ -128,4 +129,14 @@ def _group_refusals(where: str, ours: CacheGroup, theirs: CacheGroup) -> Iterato
 
 def _common_transports(producer: Contract, consumer: Contract) -> list[str]:
     theirs = consumer.ranks[0].transports
-    return [name for name in producer.ranks[0].transports if name in theirs]
+    return [
+        name
+        for name, address in producer.ranks[0].transports.items()
+        if name in theirs and place(address) == place(theirs[name])
+    ]
+
+
+def _describe(contract: Contract) -> str:
+    """The transports, each with the place it is confined to: two of one name may differ in that alone."""
+    items = contract.ranks[0].transports.items()
+    return ", ".join(f"{name} within {place(address)}" if place(address) else name for name, address in items)

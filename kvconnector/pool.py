@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
 KEPT_PER_PEER = 4
@@ -23,23 +24,23 @@ class Pool(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._idle: defaultdict[str, list[T]] = defaultdict(list)
+        self._idle: defaultdict[Hashable, list[T]] = defaultdict(list)
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self, address: str) -> T | None:
+    def take(self, address: Hashable) -> T | None:
         with self._lock:
             idle = self._idle.get(address)
             return idle.pop() if idle else None
 
-    def give(self, address: str, connection: T) -> None:
+    def give(self, address: Hashable, connection: T) -> None:
         with self._lock:
             if not self._closed and len(self._idle[address]) < KEPT_PER_PEER:
                 self._idle[address].append(connection)
                 return
         connection.close()
 
-    def drop(self, address: str) -> None:
+    def drop(self, address: Hashable) -> None:
         """Forget what is kept for a peer that is gone."""
         with self._lock:
             idle = self._idle.pop(address, [])

@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deeplink.errors import (
@@ -92,12 +92,18 @@ class Producer:
     """All handoffs this process produces."""
 
     def __init__(
-        self, cache: Cache, staging: Staging, ledger: Ledger, transport: Transport, epoch: str, chunk_bytes: int
+        self,
+        cache: Cache,
+        staging: Staging,
+        ledger: Ledger,
+        transports: Mapping[str, Transport],
+        epoch: str,
+        chunk_bytes: int,
     ) -> None:
         self._cache = cache
         self._staging = staging
         self._ledger = ledger
-        self._transport = transport
+        self._transports = transports
         self._links: Pool[Link] = Pool()
         self._epoch = epoch
         self._chunk_tokens = max(TILE, chunk_bytes // cache.token_bytes)
@@ -175,7 +181,7 @@ class Producer:
         # A claim counts however it ends: refused ones and bugs too, or the staging would be held until the deadline.
         failure: DeeplinkError | None = HandoffError("the claim ended unexpectedly; see the prefill engine's log")
         try:
-            _check_claim(handoff, claim)
+            _check_claim(handoff, claim, channel.transport)
             channel.send(ch.Accept(), handoff.deadline)
             tokens, moved, total = self._move(channel, claim, handoff)
             failure = None
@@ -254,7 +260,8 @@ class Producer:
         """Announce, push and account every chunk that overlaps the claim; tokens, bytes and digest moved."""
         if claim.start == claim.stop:
             return 0, 0, 0
-        link = self._links.take(claim.address) or self._transport.connect(claim.address, handoff.deadline)
+        peer = claim.transport, claim.address
+        link = self._links.take(peer) or self._connect(channel, claim, handoff)
         with self._changed:
             handoff.links.add(link)
         tokens = moved = total = 0
@@ -304,10 +311,19 @@ class Producer:
                 # `_end` closes the links it has found here, so one it may have seen is not kept for others.
                 healthy = healthy and handoff.ended is None
             if healthy:
-                self._links.give(claim.address, link)
+                self._links.give(peer, link)
             else:
                 link.close()
-                self._links.drop(claim.address)
+                self._links.drop(peer)
+
+    def _connect(self, channel: ch.Channel, claim: ch.Claim, handoff: _Handoff) -> Link:
+        try:
+            return self._transports[claim.transport].connect(claim.address, handoff.deadline)
+        except PeerGone as exc:
+            # A consumer that shuts down says so on the channel, and its transport is gone at the same moment.
+            if (reason := channel.last_words()) is not None:
+                raise DeeplinkError.from_reason(reason) from exc
+            raise
 
     def _next(self, handoff: _Handoff, index: int, stop: int) -> _Staged | None:
         with self._changed:
@@ -403,7 +419,11 @@ class Producer:
                 )
 
 
-def _check_claim(handoff: _Handoff, claim: ch.Claim) -> None:
+def _check_claim(handoff: _Handoff, claim: ch.Claim, transport: str) -> None:
+    if claim.transport != transport:
+        raise Refused(
+            "the claim is for another transport than agreed", field="transport", ours=transport, theirs=claim.transport
+        )
     if claim.prompt != handoff.prompt:
         raise Refused(
             "the two engines do not have the same prompt",

@@ -13,14 +13,22 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from deeplink import secret as shared
 from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError, Refused
 
 MAGIC = b"DLK1"
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+USER_TIMEOUT = 60_000
+"""Milliseconds. With KEEPALIVE (seconds), a link that was silently cut is known to be dead after one minute, idle or
+sending."""
 _NONCE = 16
 _MAC = 32
+MAX_VIEWS = 64
+"""Of one system call: enough that calls cost nothing beside the copy, few enough to list again after a short one."""
 
 
 class Shared:
@@ -79,8 +87,23 @@ def connect(address: str, deadline: float) -> socket.socket:
         raise DeadlineExceeded(f"no answer from {address}") from exc
     except (OSError, OverflowError, UnicodeError) as exc:  # UnicodeError: a host that cannot be a name
         raise PeerGone(f"cannot connect to {address}: {exc}") from exc
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    tune(sock)
     return sock
+
+
+def tune(sock: socket.socket) -> None:
+    """What every connection needs, whichever side opened it: no delay, and an end when the link is dead.
+
+    Connections are kept idle between handoffs for as long as both engines live. A firewall that forgets one says so to
+    neither side; without this, the next handoff would wait on it until its deadline.
+    """
+    options = [(socket.IPPROTO_TCP, "TCP_NODELAY", 1), (socket.SOL_SOCKET, "SO_KEEPALIVE", 1)]
+    options += [(socket.IPPROTO_TCP, name, value) for name, value in KEEPALIVE.items()]
+    options.append((socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT))
+    for level, name, value in options:
+        # Systems and sandboxes lack some of these, and a peer may have gone: the first use of the socket will tell.
+        with contextlib.suppress(AttributeError, OSError):
+            sock.setsockopt(level, getattr(socket, name), value)
 
 
 def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None:
@@ -93,6 +116,43 @@ def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None
         raise DeadlineExceeded("the peer does not take what is sent") from exc
     except OSError as exc:
         raise PeerGone(f"the connection broke while sending: {exc}") from exc
+
+
+def send_all(sock: socket.socket, views: Sequence[bytes | memoryview], deadline: float) -> None:
+    """The bytes of all `views`, in order, in as few calls as the kernel takes them."""
+    left = deque(memoryview(view) for view in views)
+    try:
+        while left:
+            sock.settimeout(remaining(deadline))
+            _advance(left, sock.sendmsg(list(islice(left, MAX_VIEWS))))
+    except TimeoutError as exc:
+        raise DeadlineExceeded("the peer does not take what is sent") from exc
+    except OSError as exc:
+        raise PeerGone(f"the connection broke while sending: {exc}") from exc
+
+
+def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline: float) -> None:
+    """Fill all `views` completely, in order."""
+    left = deque(view for view in views if view)
+    try:
+        while left:
+            sock.settimeout(remaining(deadline))
+            count = sock.recvmsg_into(list(islice(left, MAX_VIEWS)))[0]
+            if count == 0:
+                raise PeerGone("the peer closed the connection")
+            _advance(left, count)
+    except TimeoutError as exc:
+        raise DeadlineExceeded("the peer sends nothing") from exc
+    except OSError as exc:
+        raise PeerGone(f"the connection broke while receiving: {exc}") from exc
+
+
+def _advance(left: deque[memoryview], count: int) -> None:
+    """Take away the first `count` bytes, and views that are empty."""
+    while left and count >= left[0].nbytes:
+        count -= left.popleft().nbytes
+    if count:
+        left[0] = left[0][count:]
 
 
 def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None:

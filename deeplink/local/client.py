@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
@@ -13,6 +14,8 @@ from urllib.parse import urlsplit
 from deeplink.errors import LocalError
 
 TIMEOUT_SECONDS = 180.0
+GET_SECONDS = 10.0
+MAX_GET = 16 << 20
 
 
 @dataclass(slots=True)
@@ -55,19 +58,27 @@ def ask(url: str, path: str, body: Mapping[str, Any], on_text: Callable[[str], N
     return answer
 
 
-def get(url: str, token: str = "", accept: str = "application/json") -> bytes:
-    """GET `url`. Raises LocalError for any status but 200 and for an endpoint that cannot be reached."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+def get(url: str, token: str = "", accept: str = "application/json", limit: int = MAX_GET) -> bytes:
+    """GET `url`. Raises LocalError for any status but 200, for an endpoint that cannot be reached, and for an answer of
+    more than `limit` bytes.
+    """
+    deadline = time.monotonic() + GET_SECONDS
     headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
-        connection.request("GET", parts.path, headers=headers)
-        with connection.getresponse() as response:
-            status, content = response.status, response.read()
-    except (OSError, http.client.HTTPException) as exc:
+        parts = urlsplit(url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=GET_SECONDS)) as connection:
+            connection.request("GET", parts.path, headers=headers)
+            with connection.getresponse() as response:
+                status, content = response.status, b""
+                while len(content) <= limit and (piece := response.read1(limit + 1 - len(content))):
+                    content += piece
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"not all of it came within {GET_SECONDS} seconds")
+    except (OSError, http.client.HTTPException, ValueError) as exc:  # ValueError: what is no port or no host name
         raise LocalError(f"{url}: {exc!r}") from exc
-    finally:
-        connection.close()
+    if len(content) > limit:
+        raise LocalError(f"{url} answered with more than {limit} bytes")
     if status != 200:
         raise LocalError(f"{url} answered {status}: {content[:500].decode(errors='replace')}")
     return content

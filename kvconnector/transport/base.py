@@ -23,12 +23,14 @@ class Capabilities:
     """What a transport can do, as data.
 
     `memory` names the kinds of memory it reads and writes ("dram", …); `authenticated` says that the serving side
-    checks key, bounds and secret itself, so that the network need not be trusted.
+    checks key, bounds and secret itself, so that the network need not be trusted. Of several transports that two
+    engines share, those within one host come first, then those with the higher `preference`.
     """
 
     memory: frozenset[str]
     cross_host: bool
     authenticated: bool
+    preference: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Link(Protocol):
         """Returns when every byte is in the peer's memory.
 
         Raises PeerGone, DeadlineExceeded, or Refused when the peer knows no such region or the bytes would leave
-        it. After any of these the link is broken and must be closed.
+        it; bytes within a region may have come by then. After any of these the link is broken and must be closed.
         """
 
     def close(self) -> None:
@@ -70,7 +72,10 @@ class Transport(Protocol):
 
     @property
     def address(self) -> str:
-        """Where peers connect to; it goes into the contract."""
+        """Where peers connect to; it goes into the contract.
+
+        If not everyone can reach it, it says so in the form of `deeplink.kvconnector.contract.local_address`.
+        """
 
     def register(self, memory: memoryview) -> Region: ...
 

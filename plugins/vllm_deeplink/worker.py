@@ -15,6 +15,7 @@ from deeplink.config import Config
 from deeplink.errors import ConfigError, TicketRefused
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.endpoint import Endpoint, Settings
+from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
 from vllm_deeplink import adapter, probe
 from vllm_deeplink.orders import Orders
@@ -54,10 +55,7 @@ class WorkerHalf:
         group, cache = adapter.read_group(self._vllm_config, self._kv_cache_config, tensors)
         probe.prove(self._vllm_config, cache, tensors)
         model = adapter.read_model(self._vllm_config)
-        plugins = load_plugins()
-        if not plugins.transports.items:
-            raise ConfigError(f"no transport loaded; failed plugins: {plugins.failed or 'none'}", field="transports")
-        factory = plugins.transports.items[min(plugins.transports.items)]
+        factories = load_plugins().transports.items
         settings = self._config.kv
         transfer = self._vllm_config.kv_transfer_config
         self._endpoint = Endpoint(
@@ -65,7 +63,7 @@ class WorkerHalf:
             Settings(settings.host, settings.staging, settings.chunk, settings.digest == "always"),
             self._secret,
             transfer.engine_id,
-            factory(settings.host, self._secret),
+            start(factories, settings.host, self._secret),
             lambda channel, transports: adapter.make_contract(self._vllm_config, group, model, channel, transports),
         )
 

@@ -67,6 +67,7 @@ def engine(**changes: Any) -> dict[str, Any]:
         ({"router": []}, "router"),
         ({"kv": {"staging": 0}}, "kv.staging"),
         ({"kv": {"chunk": -5}}, "kv.chunk"),
+        ({"kv": {"chunk": (256 << 20) + 1}}, "kv.chunk"),
         ({"kv": {"digest": "sometimes"}}, "kv.digest"),
         ({"kv": {"host": 7}}, "kv.host"),
         ({"secret_file": 7}, "secret_file"),

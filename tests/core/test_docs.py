@@ -1,13 +1,15 @@
-"""The docs name every setting, hook, error and variable there is, and no other."""
+"""The docs name every setting, hook, error, variable, command and option there is, and no other."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import click
 from pydantic import BaseModel
 
 from deeplink import config, hookspecs, plugins
+from deeplink.cli import main
 from deeplink.errors import DeeplinkError
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,3 +54,28 @@ def test_every_error_code_with_its_status() -> None:
 
     rows = re.findall(r"^\| `([a-z_]+)` \| (\d+) ", (DOCS / "errors.md").read_text(), re.MULTILINE)
     assert {code: int(status) for code, status in rows} == tree(DeeplinkError)
+
+
+def _commands(command: click.Command, name: str) -> dict[str, set[str]]:
+    """The options of every command that does something, by its whole name."""
+    if not isinstance(command, click.Group):
+        return {name: {parameter.opts[0] for parameter in command.params if isinstance(parameter, click.Option)}}
+    context = click.Context(command)
+    found = {}
+    for inner in command.list_commands(context):
+        sub = command.get_command(context, inner)
+        assert sub is not None
+        found |= _commands(sub, f"{name} {inner}")
+    return found
+
+
+def test_every_command_and_its_options() -> None:
+    real = _commands(main, "deeplink")
+    assert {name for name in _first_column("cli.md") if not name.startswith("--")} == set(real)
+    _, *sections = re.split(r"^## ", (DOCS / "cli.md").read_text(), flags=re.MULTILINE)
+    told = {}
+    for section in sections:
+        title = section.splitlines()[0]
+        name = " ".join(word for word in title.split() if word.islower())
+        told[name] = set(re.findall(r"^\| `(--[a-z-]+)` ", section, re.MULTILINE))
+    assert told == real

@@ -104,11 +104,22 @@ def test_help_is_light() -> None:
     modules, text = _imported(HELP, "--help")
     assert "demo" in text
     assert "router" in text
+    assert "contract" in text
+    assert not modules & HEAVY
+
+
+@pytest.mark.parametrize("arguments", [["contract", "--help"], ["contract", "diff", "--help"]])
+def test_contract_is_light(arguments: list[str]) -> None:
+    """It imports what it does its work with."""
+    modules, text = _imported(HELP, *arguments)
+    assert "Usage: deeplink contract" in text
     assert not modules & HEAVY
 
 
 def test_the_pure_part_of_kvconnector_is_light() -> None:
-    pure = ", ".join(f"deeplink.kvconnector.{name}" for name in ("layout", "contract", "negotiate", "ticket"))
+    pure = ", ".join(
+        f"deeplink.kvconnector.{name}" for name in ("layout", "contract", "negotiate", "compare", "ticket")
+    )
     modules, _ = _imported(f"import {pure}")
     assert not modules & HEAVY
 

@@ -145,7 +145,7 @@ class Fleet:
         }
         env = {
             "PYTHONPATH": f"{self.overlay}:{PLUGINS}",
-            "DEEPLINK_DISABLE_PLUGINS": "tcp",
+            "DEEPLINK_DISABLE_PLUGINS": "tcp,shm",
             "DEEPLINK_TESTING_FAULT": str(self.fault),
             **values.pop("env", {}),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,9 @@ from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.ticket import Ticket, mint, new_handoff
-from deeplink.kvconnector.transport.base import Link, Push
+from deeplink.kvconnector.transport.base import Link, Push, Transport
+from deeplink.kvconnector.transport.shm import ShmTransport
+from deeplink.kvconnector.transport.start import Transports
 from deeplink.kvconnector.transport.tcp import TcpTransport
 
 SECRET = b"a secret for tests only, 32 byte"
@@ -42,10 +44,10 @@ def make_cache(layout: str, block_size: int, dtype: str = "float32", *, seed: in
 
 
 def make_contract(
-    epoch: str, role: str, group: CacheGroup, *, weights: str = "w", channel: str = "", tcp: str = ""
+    epoch: str, role: str, group: CacheGroup, *, weights: str = "w", channel: str = "", **transports: str
 ) -> Contract:
     model = Model("LlamaForCausalLM", LAYERS, 100, "{}", "none", weights)
-    rank = Rank(0, 0, 0, (0, HEADS), channel, {"tcp": tcp})
+    rank = Rank(0, 0, 0, (0, HEADS), channel, transports)
     return Contract("test", "0", "cpu", role, epoch, model, (group,), (rank,))
 
 
@@ -204,6 +206,11 @@ class Pair:
             time.sleep(0.005)
 
 
+def start_others(agreed: str) -> dict[str, Transport]:
+    """What a side needs beside tcp for two of them to agree on this one."""
+    return {"shm": ShmTransport("127.0.0.1", SECRET)} if agreed == "shm" else {}
+
+
 def make_side(
     role: str,
     layout: str,
@@ -217,17 +224,19 @@ def make_side(
     verify: bool = True,
     secret: bytes = SECRET,
     epoch: str = "",
+    others: Mapping[str, Transport] | None = None,
 ) -> Side:
     epoch = epoch or f"{role}-{new_handoff()}"
     cache = make_cache(layout, block_size, dtype, seed=seed)
     group = make_group(layout, block_size, dtype)
 
     def state(channel: str, transports: dict[str, str]) -> Contract:
-        return make_contract(epoch, role, group, weights=weights, channel=channel, tcp=transports["tcp"])
+        return make_contract(epoch, role, group, weights=weights, channel=channel, **transports)
 
     settings = Settings("127.0.0.1", staging, chunk, verify)
     transport = Meddling("127.0.0.1", secret)
-    return Side(epoch, cache, Endpoint(cache, settings, secret, epoch, transport, state), transport)
+    transports = Transports({**(others or {}), "tcp": transport})
+    return Side(epoch, cache, Endpoint(cache, settings, secret, epoch, transports, state), transport)
 
 
 def make_pair(producer: dict[str, Any] | None = None, consumer: dict[str, Any] | None = None) -> Pair:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import subprocess
 import sys
@@ -15,12 +14,11 @@ class Child:
     """Runs `program`; it talks back line by line on standard output."""
 
     def __init__(self, program: str, *arguments: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        path = f"import sys; sys.path[:] = {sys.path!r}\n"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(program), *arguments],
+            [sys.executable, "-c", path + textwrap.dedent(program), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
             text=True,
         )
 

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from loopback import SECRET, Pair
 from wires import InThread, soon
 
+from deeplink.config import MAX_CHUNK
 from deeplink.errors import PeerGone, ProtocolError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.channel import Channel, decode
 from deeplink.kvconnector.contract import MAX_BYTES
+from deeplink.kvconnector.plan import TILE
 
 REASON = Reason("aborted", "enough", "field", "ours", "theirs", "remedy")
 MESSAGES = [
     ch.Hello(b"contract"),
-    ch.Claim("ticket", b"prompt", 16, 64, "127.0.0.1:1"),
+    ch.Claim("ticket", b"prompt", 16, 64, "tcp", "127.0.0.1:1"),
     ch.Accept(),
     ch.Chunk(3, 16, 64, 4096, bytes(24)),
     ch.Grant(3, b"key"),
@@ -54,6 +56,19 @@ def test_round_trip(message: ch.Message, ends: tuple[socket.socket, Channel]) ->
 
 def test_every_message_is_tried() -> None:
     assert {type(message) for message in MESSAGES} == set(ch.Message.__args__)
+
+
+def test_the_digests_of_the_largest_chunk_fit_in_a_frame(ends: tuple[socket.socket, Channel]) -> None:
+    """Heads of 32 elements with 2 bytes each: more digests per byte than any engine's cache has."""
+    heads, head_dim, size = 8, 32, 2
+    tokens = MAX_CHUNK // (2 * heads * head_dim * size)
+    assert tokens % TILE == 0
+    digests = bytes(8 * 2 * heads * (tokens // TILE + 1))  # one tile more: the range may begin within one
+    message = ch.Chunk((1 << 31) - 1, 0, tokens, MAX_CHUNK, digests)
+    assert len(msgspec.msgpack.encode(message)) < ch.MAX_FRAME // 4 * 3
+    sending = InThread(lambda: Channel(ends[0]).send(message, soon()))
+    assert ends[1].receive(soon()) == message
+    sending.join()
 
 
 def decodes_or_refuses(data: bytes) -> None:
@@ -94,10 +109,10 @@ def test_any_values_in_any_field(value: object) -> None:
     "message",
     [
         ch.Hello(bytes(MAX_BYTES + 1)),
-        ch.Claim("x" * 4097, b"", 0, 0, ""),
-        ch.Claim("", bytes(65), 0, 0, ""),
-        ch.Claim("", b"", -1, 0, ""),
-        ch.Claim("", b"", 0, 1 << 40, ""),
+        ch.Claim("x" * 4097, b"", 0, 0, "", ""),
+        ch.Claim("", bytes(65), 0, 0, "", ""),
+        ch.Claim("", b"", -1, 0, "", ""),
+        ch.Claim("", b"", 0, 1 << 40, "", ""),
         ch.Chunk(0, 0, 0, -1, b""),
         ch.Grant(0, bytes(65)),
         ch.Grant(-1, b""),

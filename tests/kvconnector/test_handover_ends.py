@@ -237,6 +237,41 @@ def test_cancelled_while_waiting_for_room(make: Make) -> None:
     still_works(pair)
 
 
+def no_more_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    start = threading.Thread.start
+
+    def _start(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", _start)
+
+
+def test_no_thread_for_a_load(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticket, text = pair.ticket()
+    with monkeypatch.context() as patch:
+        no_more_threads(patch, "deeplink-load")
+        pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    reason = failed(pair)
+    assert reason.code == "handoff_failed"
+    assert "can't start new thread" in reason.message
+    assert pair.consumer.endpoint.consumer.claims == 0
+    pair.settle(ticket, None, "failed")
+    still_works(pair)
+
+
+def test_no_thread_to_tell_the_producer_of_a_cancel(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticket, _ = start(pair, 200)
+    eventually(lambda: pair.producer.endpoint.producer.claims == 1 and pair.producer.endpoint._outgoing.used == 0)
+    with monkeypatch.context() as patch:
+        no_more_threads(patch, "deeplink-part")
+        pair.consumer.endpoint.consumer.cancel(ticket.handoff)
+    assert failed(pair).code == "aborted"
+    pair.quiet()
+    still_works(pair)
+
+
 def test_cancelled_for_another_request(pair: Pair) -> None:
     """A late notice about an old request does not end the new one's load."""
     ticket, _ = start(pair, computed=200)
@@ -593,6 +628,7 @@ def claim(pair: Pair, **changes: object) -> tuple[ch.Channel, Ticket]:
         "prompt": b"prompt",
         "start": 0,
         "stop": TOKENS,
+        "transport": "tcp",
         "address": pair.consumer.transport.address,
     }
     channel.send(ch.Claim(**{**fields, **changes}), time.monotonic() + 10)  # type: ignore[arg-type]
@@ -618,7 +654,7 @@ def last(channel: ch.Channel) -> Reason:
         ch.Sent(0),
         ch.Accept(),
         ch.Ask("x"),
-        ch.Claim("", b"", 0, 0, ""),
+        ch.Claim("", b"", 0, 0, "", ""),
         ch.End(),
     ],
 )
@@ -677,7 +713,7 @@ def test_a_consumer_that_leaves_without_a_word(pair: Pair) -> None:
     still_works(pair)
 
 
-@pytest.mark.parametrize("first", [ch.Accept(), ch.Claim("", b"", 0, 0, ""), ch.Hello(b"garbage"), ch.Hello(b"")])
+@pytest.mark.parametrize("first", [ch.Accept(), ch.Claim("", b"", 0, 0, "", ""), ch.Hello(b"garbage"), ch.Hello(b"")])
 def test_a_conversation_that_begins_wrong(pair: Pair, first: ch.Message) -> None:
     channel = ch.Channel.connect(pair.producer.endpoint.contract.ranks[0].channel, SECRET, time.monotonic() + 10)
     channel.send(first, time.monotonic() + 10)

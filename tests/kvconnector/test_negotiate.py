@@ -7,7 +7,7 @@ import pytest
 from loopback import AMX, HND, NHD, NZ, SLOTS, VEC, make_contract, make_group
 
 from deeplink.errors import Refused
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.contract import Contract, local_address
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 
 replace = msgspec.structs.replace
@@ -175,6 +175,37 @@ def test_the_producers_order_of_transports_counts() -> None:
     producer = replace(PREFILL, ranks=(replace(PREFILL.ranks[0], transports={"a": "", "b": "", "c": ""}),))
     consumer = replace(DECODE, ranks=(replace(DECODE.ranks[0], transports={"c": "", "b": ""}),))
     assert negotiate(producer, consumer) == Agreement(exact=True, transport="b")
+
+
+HERE, THERE = local_address("host.1", "a"), local_address("host.2", "b")
+
+
+def over(contract: Contract, **transports: str) -> Contract:
+    return replace(contract, ranks=(replace(contract.ranks[0], transports=transports),))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "agreed"),
+    [
+        ({"shm": HERE, "tcp": "a:1"}, {"shm": HERE, "tcp": "b:1"}, "shm"),
+        ({"shm": HERE, "tcp": "a:1"}, {"tcp": "b:1", "shm": HERE}, "shm"),
+        ({"shm": HERE, "tcp": "a:1"}, {"shm": THERE, "tcp": "b:1"}, "tcp"),
+        ({"shm": HERE, "tcp": "a:1"}, {"shm": "anywhere", "tcp": "b:1"}, "tcp"),
+        ({"shm": HERE, "tcp": "a:1"}, {"tcp": "b:1"}, "tcp"),
+    ],
+)
+def test_only_a_transport_that_reaches_is_agreed(ours: dict[str, str], theirs: dict[str, str], agreed: str) -> None:
+    assert negotiate(over(PREFILL, **ours), over(DECODE, **theirs)) == Agreement(exact=True, transport=agreed)
+
+
+def test_transports_that_do_not_reach_say_where_they_are() -> None:
+    result = negotiate(over(PREFILL, shm=HERE), over(DECODE, shm=THERE, rdma="x"))
+    assert isinstance(result, Refusal)
+    assert (result.field, result.ours, result.theirs) == (
+        "transports",
+        "shm within host.1",
+        "shm within host.2, rdma",
+    )
 
 
 def test_a_refusal_as_an_error_says_everything() -> None:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from loopback import Pair, Side
+from loopback import Pair, Side, start_others
 from processes import Child, child
 from wires import eventually
 
@@ -18,9 +18,9 @@ Make = Callable[..., Pair]
 
 PRODUCER = """
     import sys, time
-    from loopback import SECRET, VEC, make_side
+    from loopback import SECRET, VEC, make_side, start_others
     from deeplink.kvconnector.ticket import verify
-    side = make_side("prefill", VEC, 64, seed=1)
+    side = make_side("prefill", VEC, 64, seed=1, others=start_others(sys.argv[1]))
     print(side.epoch, side.endpoint.contract.ranks[0].channel, flush=True)
     ticket = verify(sys.stdin.readline().strip(), SECRET)
     side.endpoint.producer.open(ticket, b"prompt", 333)
@@ -30,16 +30,22 @@ PRODUCER = """
 """
 CONSUMER = """
     import sys, time
-    from loopback import HND, SECRET, make_side
+    from loopback import HND, SECRET, make_side, start_others
     from deeplink.kvconnector.consumer import Order
     from deeplink.kvconnector.ticket import verify
-    side = make_side("decode", HND, 128, seed=2)
+    side = make_side("decode", HND, 128, seed=2, others=start_others(sys.argv[1]))
     print(side.epoch, flush=True)
     text = sys.stdin.readline().strip()
     ticket = verify(text, SECRET)
     side.endpoint.consumer.load(Order("request", ticket, text, b"prompt", 0, 333, range(3)))
     time.sleep(120)
 """
+
+
+@pytest.fixture(params=["tcp", "shm"])
+def agreed(request: pytest.FixtureRequest) -> str:
+    """The transport that the two engines have in common and prefer."""
+    return str(request.param)
 
 
 def claim(pair: Pair, peer: Child, seconds: float) -> Ticket:
@@ -54,9 +60,9 @@ def claim(pair: Pair, peer: Child, seconds: float) -> Ticket:
     return ticket
 
 
-def test_the_producer_is_killed(make: Make) -> None:
-    pair = make()
-    with child(PRODUCER) as peer:
+def test_the_producer_is_killed(make: Make, agreed: str) -> None:
+    pair = make(producer={"others": start_others(agreed)}, consumer={"others": start_others(agreed)})
+    with child(PRODUCER, agreed) as peer:
         ticket = claim(pair, peer, 60)
         peer.signal(signal.SIGKILL)
         reason = pair.outcome().reason
@@ -67,9 +73,9 @@ def test_the_producer_is_killed(make: Make) -> None:
     assert lost.tokens == 192
 
 
-def test_the_producer_stops_and_the_consumer_gives_up(make: Make) -> None:
-    pair = make()
-    with child(PRODUCER) as peer:
+def test_the_producer_stops_and_the_consumer_gives_up(make: Make, agreed: str) -> None:
+    pair = make(producer={"others": start_others(agreed)}, consumer={"others": start_others(agreed)})
+    with child(PRODUCER, agreed) as peer:
         ticket = claim(pair, peer, 60)
         peer.signal(signal.SIGSTOP)
         pair.consumer.endpoint.consumer.cancel(ticket.handoff)
@@ -79,9 +85,9 @@ def test_the_producer_stops_and_the_consumer_gives_up(make: Make) -> None:
         pair.settle(ticket, None, "failed")
 
 
-def test_the_producer_stops_for_good(make: Make) -> None:
-    pair = make()
-    with child(PRODUCER) as peer:
+def test_the_producer_stops_for_good(make: Make, agreed: str) -> None:
+    pair = make(producer={"others": start_others(agreed)}, consumer={"others": start_others(agreed)})
+    with child(PRODUCER, agreed) as peer:
         ticket = claim(pair, peer, 5)
         peer.signal(signal.SIGSTOP)
         reason = pair.outcome(20).reason
@@ -91,10 +97,10 @@ def test_the_producer_stops_for_good(make: Make) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_consumer_is_gone(make: Make, end: int) -> None:
-    pair = make()
+def test_the_consumer_is_gone(make: Make, agreed: str, end: int) -> None:
+    pair = make(producer={"others": start_others(agreed)}, consumer={"others": start_others(agreed)})
     ours: Side = pair.producer
-    with child(CONSUMER) as peer:
+    with child(CONSUMER, agreed) as peer:
         ticket = Ticket(new_handoff(), ours.epoch, peer.line(), ours.endpoint.contract.ranks[0].channel, 60_000)
         peer.tell(mint(ticket, SECRET))
         pair.open(ticket, TOKENS)

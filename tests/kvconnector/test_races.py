@@ -12,6 +12,7 @@ import pytest
 from loopback import Gate, Pair
 from wires import InThread, eventually
 
+from deeplink.errors import PeerGone
 from deeplink.kvconnector import consumer as module
 from deeplink.kvconnector.pool import KEPT_PER_PEER, Pool
 from deeplink.kvconnector.transport.base import Link
@@ -68,6 +69,24 @@ def test_a_cancel_at_the_very_end_leaves_the_kept_channel_alone(pair: Pair, monk
     channel.close()
 
 
+def test_a_farewell_counts_although_the_peers_transport_is_gone(pair: Pair) -> None:
+    """The consumer shuts down while the producer connects to it: given up, not failed."""
+    ticket, text = pair.ticket()
+
+    def connect(address: str, deadline: float) -> Link:
+        pair.consumer.endpoint.consumer.cancel(ticket.handoff)
+        raise PeerGone("the peer closed the connection")
+
+    pair.producer.transport.connect = connect  # type: ignore[method-assign]
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    reason = pair.outcome().reason
+    assert reason is not None
+    assert reason.code == "aborted"
+    pair.settle(ticket, "aborted", "failed")
+
+
 def test_a_link_is_not_kept_when_the_handoff_ends_at_that_moment(pair: Pair) -> None:
     """Whoever ends a handoff closes the links it finds there; one of those must not go to the pool."""
     producer = pair.producer.endpoint.producer
@@ -84,7 +103,7 @@ def test_a_link_is_not_kept_when_the_handoff_ends_at_that_moment(pair: Pair) -> 
     pair.fill(ticket, OURS, TOKENS)
     assert pair.outcome().reason is None  # all had landed
     pair.settle(ticket, "aborted", "loaded")
-    assert producer._links.take(pair.consumer.transport.address) is None
+    assert producer._links.take(("tcp", pair.consumer.transport.address)) is None
     run(pair)
 
 
@@ -102,7 +121,7 @@ def test_a_link_of_an_ended_handoff_is_not_kept(make: Make) -> None:
     gate.open()
     assert pair.outcome().reason is not None
     pair.settle(ticket, "aborted", "failed")
-    assert pair.producer.endpoint.producer._links.take(pair.consumer.transport.address) is None
+    assert pair.producer.endpoint.producer._links.take(("tcp", pair.consumer.transport.address)) is None
     pair.producer.transport.meddle = lambda pushes: pushes
     run(pair)
 

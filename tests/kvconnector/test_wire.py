@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from wires import InThread, drain, eventually, soon
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import wire
+from deeplink.kvconnector.listener import Listener
 
 SECRET = b"a secret for tests only, 32 byte"
 Ends = tuple[socket.socket, socket.socket]
@@ -22,6 +25,38 @@ def ends() -> Iterator[Ends]:
     yield a, b
     a.close()
     b.close()
+
+
+def dead_after(sock: socket.socket) -> tuple[int, ...]:
+    """Whether it is kept alive, after how many seconds it is probed, how often, how many times, and when it is given
+    up (ms)."""
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    return (
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        *(sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names),
+    )
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
+def test_a_link_that_was_cut_is_noticed_on_both_sides() -> None:
+    """An idle connection a firewall forgot is broken before a handoff waits on it."""
+    served: list[tuple[int, ...]] = []
+    listener = Listener("127.0.0.1", SECRET, "test", lambda sock: served.append(dead_after(sock)))
+    with wire.connect(listener.address, soon()) as sock:
+        wire.greet(sock, SECRET, "test", server=False, deadline=soon())
+        assert dead_after(sock) == (1, 30, 10, 3, 60_000)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert drain(sock) == b""
+    assert served == [(1, 30, 10, 3, 60_000)]
+    listener.close()
+
+
+def test_a_system_without_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
+    with socket.socket() as sock:
+        wire.tune(sock)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    wire.tune(sock)  # a peer that was gone before it was let in
 
 
 def greeting(sock: socket.socket, *, server: bool, secret: bytes = SECRET, purpose: str = "test") -> InThread:
@@ -198,3 +233,33 @@ def test_a_descriptor_is_not_reused_under_a_call(ends: Ends) -> None:
 def _receive_from(shared: wire.Shared) -> bytes:
     with shared.use() as sock:
         return wire.receive(sock, 1, soon(60))
+
+
+def test_many_views_in_few_calls(ends: Ends) -> None:
+    """More than one call takes, more than the socket holds, some of them empty, cut differently on the two ends."""
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, 3_000_000, np.uint8).tobytes()
+    cuts = [np.unique(np.r_[0, rng.integers(0, len(data), count), len(data)]) for count in (500, 301)]
+    sources, targets = ([data[a:b] for a, b in itertools.pairwise(cut)] for cut in cuts)
+    landed = [bytearray(len(part)) for part in targets]
+    views = [memoryview(b"").toreadonly(), *sources, b"", b""]
+    sending = InThread(lambda: wire.send_all(ends[0], views, soon()))
+    wire.receive_into_all(ends[1], [memoryview(bytearray()), *map(memoryview, landed), memoryview(bytearray())], soon())
+    sending.join()
+    assert landed == targets
+    wire.send_all(ends[0], [], soon())
+    wire.receive_into_all(ends[1], [], soon())
+
+
+def test_many_views_end_by_the_deadline_and_with_the_peer(ends: Ends) -> None:
+    target = [memoryview(bytearray(10))] * 2
+    ends[0].sendall(b"x" * 15)
+    with pytest.raises(DeadlineExceeded):
+        wire.receive_into_all(ends[1], target, soon(0.05))
+    with pytest.raises(DeadlineExceeded):
+        wire.send_all(ends[0], [bytes(16 << 20)] * 2, soon(0.05))
+    ends[0].close()
+    with pytest.raises(PeerGone):
+        wire.receive_into_all(ends[1], [memoryview(bytearray(64 << 20))], soon())
+    with pytest.raises(PeerGone):
+        wire.send_all(ends[1], [bytes(16 << 20)], soon())

@@ -1,0 +1,114 @@
+"""A second process that runs a transport, to be frozen and killed by tests.
+
+It reads the secret in hex, then commands; each is answered by one line.
+
+    region SIZE               register zeroed memory; answers its key in hex
+    storm ADDRESS KEY SIZE    connect, answer ``storming``, push SIZE bytes of 0xFF again and again until that fails
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from deeplink.errors import DeeplinkError
+from deeplink.kvconnector.transport.base import Push, Transport
+
+ANSWER_SECONDS = 40.0
+LIFE_SECONDS = 300.0
+
+
+class Peer:
+    """The process, as its parent sees it. `address` is where its transport takes pushes."""
+
+    def __init__(self, factory: str, secret: bytes) -> None:
+        # With this process's import path, which need not be what a fresh interpreter has.
+        program = f"import sys; sys.path[:] = {sys.path!r}; from deeplink.testing.peer import main; main(sys.argv[1])"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program, factory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            self.address = self.ask(secret.hex())
+        except BaseException:
+            self.end()
+            raise
+
+    def ask(self, command: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_SECONDS)
+        assert ready, "the peer process does not answer"
+        line = self._process.stdout.readline()
+        assert line, "the peer process has ended"
+        return line.strip()
+
+    def region(self, size: int) -> bytes:
+        """The key of `size` bytes of its memory."""
+        return bytes.fromhex(self.ask(f"region {size}"))
+
+    def storm(self, address: str, key: bytes, size: int) -> None:
+        assert self.ask(f"storm {address} {key.hex()} {size}") == "storming"
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait(ANSWER_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextlib.contextmanager
+def peer(factory: str, secret: bytes) -> Iterator[Peer]:
+    made = Peer(factory, secret)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def load(factory: str) -> Any:
+    """What ``module:attribute`` names."""
+    module, _, attribute = factory.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def main(factory: str) -> None:
+    """The process itself."""
+    transport: Transport = load(factory)("127.0.0.1", bytes.fromhex(sys.stdin.readline()))
+    print(transport.address, flush=True)
+    kept = []
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        if command == "region":
+            memory = bytearray(int(arguments[0]))
+            region = transport.register(memoryview(memory))
+            kept.append((memory, region))
+            print(region.key.hex(), flush=True)
+        elif command == "storm":
+            address, key, size = arguments[0], bytes.fromhex(arguments[1]), int(arguments[2])
+            _storm(transport, address, key, size)
+
+
+def _storm(transport: Transport, address: str, key: bytes, size: int) -> None:
+    end = time.monotonic() + LIFE_SECONDS
+    source = memoryview(b"\xff" * size)
+    link = transport.connect(address, end)
+    print("storming", flush=True)
+    with contextlib.suppress(DeeplinkError):  # the region is withdrawn some time
+        while True:
+            link.push([Push(source, key, 0)], end)
+    link.close()

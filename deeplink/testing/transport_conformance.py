@@ -1,0 +1,384 @@
+"""What kvconnector relies on in a transport, as a suite to run on one's own.
+
+    from deeplink.testing.transport_conformance import TransportConformance
+
+    class TestMine(TransportConformance):
+        factory = "my_package.transport:MyTransport"
+
+`factory` is named by text because half of the tests run it in a second process too. The class attributes are the
+sizes and times; a longer run raises `large` and `idle_seconds`. Tests of what only an authenticated transport promises
+are skipped for one whose capabilities do not claim it.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from deeplink.errors import DeadlineExceeded, DeeplinkError, HandoffError, PeerGone, Refused
+from deeplink.kvconnector.transport.base import Link, Push, Region, Transport
+from deeplink.testing.peer import Peer, load, peer
+
+SECRET = b"a secret for tests only, 32 byte"
+BLOCK = 32 << 10
+SECONDS = 30.0
+"""Within which anything that is not held up ends."""
+
+
+def soon(seconds: float = SECONDS) -> float:
+    """A deadline in monotonic seconds."""
+    return time.monotonic() + seconds
+
+
+class Call:
+    """A function running in a thread. `result` raises what it raised."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except (DeeplinkError, AssertionError) as exc:
+            self._error = exc
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self, seconds: float = SECONDS) -> None:
+        self._thread.join(seconds)
+        assert not self.running, "the call does not end"
+        if self._error is not None:
+            raise self._error
+
+
+def random_bytes(size: int) -> bytearray:
+    return bytearray(np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes())
+
+
+class TransportConformance:
+    factory: ClassVar[str]
+    blocks: ClassVar[int] = 4096
+    large: ClassVar[int] = 64 << 20
+    concurrent: ClassVar[int] = 64
+    idle_seconds: ClassVar[float] = 1.0
+    held_up: ClassVar[int] = 64 << 20
+    """Bytes that no buffer between the two sides holds, so that a push to a frozen peer is under way for certain."""
+
+    def dial(self, address: str) -> socket.socket | None:
+        """A plain connection to what listens at a transport's address; None when it is not a socket."""
+        host, _, port = address.rpartition(":")
+        return socket.create_connection((host, int(port)), SECONDS)
+
+    # -- fixtures ----------------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def start(self) -> Iterator[Callable[..., Transport]]:
+        """Starts transports in this process, and closes them in the end."""
+        made: list[Transport] = []
+
+        def _start(secret: bytes = SECRET) -> Transport:
+            made.append(load(self.factory)("127.0.0.1", secret))
+            return made[-1]
+
+        yield _start
+        for transport in made:
+            transport.close()
+
+    @pytest.fixture
+    def transport(self, start: Callable[..., Transport]) -> Transport:
+        return start()
+
+    @pytest.fixture
+    def link(self, transport: Transport) -> Iterator[Link]:
+        made = transport.connect(transport.address, soon())
+        yield made
+        made.close()
+
+    @pytest.fixture
+    def other(self) -> Iterator[Peer]:
+        with peer(self.factory, SECRET) as made:
+            yield made
+
+    # -- every byte arrives ------------------------------------------------------------------------------------
+
+    def test_many_blocks(self, transport: Transport, link: Link) -> None:
+        """To scattered places, in several pushes over one link."""
+        size = self.blocks * BLOCK
+        source, target = random_bytes(size), bytearray(size)
+        region = transport.register(memoryview(target))
+        places = np.random.default_rng(0).permutation(self.blocks) * BLOCK
+        view = memoryview(source)
+        pushes = [Push(view[place : place + BLOCK], region.key, place) for place in places.tolist()]
+        third = -(-len(pushes) // 3)
+        for first in range(0, len(pushes), third):
+            link.push(pushes[first : first + third], soon())
+        region.withdraw()
+        assert target == source
+
+    def test_one_large(self, transport: Transport, link: Link) -> None:
+        source, target = random_bytes(self.large), bytearray(self.large)
+        region = transport.register(memoryview(target))
+        link.push([Push(memoryview(source), region.key, 0)], soon())
+        region.withdraw()
+        assert target == source
+
+    def test_odd_sizes(self, transport: Transport, link: Link) -> None:
+        """Also none at all, and to the very end of a region that lies within other memory."""
+        sizes = [1, 0, 7, 4095, 4097, (1 << 20) + 1, 3, (1 << 20) - 1, 0]
+        source = random_bytes(sum(sizes))
+        around = bytearray(sum(sizes) + 20)
+        region = transport.register(memoryview(around)[10:-10])
+        ends = np.cumsum(sizes).tolist()
+        pushes = [
+            Push(memoryview(source)[end - size : end], region.key, end - size)
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+        link.push(pushes, soon())
+        link.push([], soon())
+        region.withdraw()
+        assert around == bytes(10) + source + bytes(10)
+
+    def test_typed_memory(self, transport: Transport, link: Link) -> None:
+        source, target = np.arange(12, dtype=np.uint32), np.zeros(12, np.uint32)
+        region = transport.register(target.data)
+        link.push([Push(source.data, region.key, 0)], soon())
+        region.withdraw()
+        np.testing.assert_array_equal(target, source)
+
+    def test_concurrent_pushes(self, transport: Transport) -> None:
+        """Each over a link of its own into a region of its own."""
+        source = memoryview(random_bytes(1 << 20))
+        targets = [bytearray(1 << 20) for _ in range(self.concurrent)]
+        regions = [transport.register(memoryview(target)) for target in targets]
+
+        def push(region: Region) -> None:
+            link = transport.connect(transport.address, soon())
+            quarter = source.nbytes // 4
+            for first in range(0, source.nbytes, quarter):
+                link.push([Push(source[first : first + quarter], region.key, first)], soon())
+            link.close()
+
+        calls = [Call(lambda region=region: push(region)) for region in regions]  # type: ignore[misc]
+        for call in calls:
+            call.result()
+        for region, target in zip(regions, targets, strict=True):
+            region.withdraw()
+            assert target == source
+
+    def test_after_idling(self, transport: Transport, link: Link) -> None:
+        target = bytearray(4)
+        region = transport.register(memoryview(target))
+        link.push([Push(memoryview(b"abcd"), region.key, 0)], soon())
+        time.sleep(self.idle_seconds)
+        link.push([Push(memoryview(b"efgh"), region.key, 0)], soon())
+        region.withdraw()
+        assert target == b"efgh"
+
+    # -- and nowhere else --------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("size", [10, 8 << 20])
+    @pytest.mark.parametrize("fault", ["unknown key", "withdrawn key", "out of bounds", "far out of bounds"])
+    def test_a_push_to_where_it_may_not(self, transport: Transport, link: Link, fault: str, size: int) -> None:
+        if not transport.capabilities.authenticated:
+            pytest.skip("this transport does not claim to check")
+        around = bytearray(b"." * 300)
+        region = transport.register(memoryview(around)[100:200])
+        key = bytes(len(region.key)) if fault == "unknown key" else region.key
+        if fault == "withdrawn key":
+            region.withdraw()
+        offset = (1 << 63) - 5 if fault == "far out of bounds" else 95
+        with pytest.raises(Refused):
+            link.push([Push(memoryview(b"x" * size), key, offset)], soon())
+        region.withdraw()
+        assert around == b"." * 300
+
+    def test_a_refused_push_harms_no_other_link(self, transport: Transport, link: Link) -> None:
+        target = bytearray(4)
+        region = transport.register(memoryview(target))
+        bad = transport.connect(transport.address, soon())
+        with pytest.raises(DeeplinkError):
+            bad.push([Push(memoryview(b"abcd"), region.key, 1)], soon())
+        bad.close()
+        link.push([Push(memoryview(b"abcd"), region.key, 0)], soon())
+        region.withdraw()
+        assert target == b"abcd"
+
+    def test_no_byte_comes_after_withdraw(self, transport: Transport) -> None:
+        """From whichever of several writers; their pushes fail."""
+        source = memoryview(b"\xff" * (1 << 20))
+        for _ in range(8):
+            target = bytearray(1 << 20)
+            region = transport.register(memoryview(target))
+            links = [transport.connect(transport.address, soon()) for _ in range(3)]
+
+            def storm(link: Link, key: bytes = region.key) -> None:
+                while True:
+                    link.push([Push(source, key, 0)], soon())
+
+            calls = [Call(lambda link=link, storm=storm: storm(link)) for link in links]  # type: ignore[misc]
+            _eventually(lambda target=target: target[0])  # type: ignore[misc]
+            region.withdraw()
+            target[:] = bytes(1 << 20)
+            for call in calls:
+                with pytest.raises((PeerGone, Refused)):
+                    call.result()
+            assert not any(target)
+            region.withdraw()  # again does nothing
+            for link in links:
+                link.close()
+
+    @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+    def test_withdraw_from_a_peer_that_is_gone(self, transport: Transport, other: Peer, number: int) -> None:
+        """Frozen or killed in the midst of pushing, it cannot hold the memory, nor write when it goes on."""
+        target = bytearray(4 << 20)
+        region = transport.register(memoryview(target))
+        other.storm(transport.address, region.key, len(target))
+        _eventually(lambda: target[0])
+        other.signal(number)
+        time.sleep(0.1)
+        began = time.monotonic()
+        region.withdraw()
+        assert time.monotonic() - began < 5
+        target[:] = bytes(len(target))
+        other.signal(signal.SIGCONT)
+        time.sleep(0.3)
+        assert not any(target)
+
+    # -- a push always ends ------------------------------------------------------------------------------------
+
+    def test_a_frozen_peer_and_the_deadline(self, transport: Transport, other: Peer) -> None:
+        key = other.region(self.held_up)
+        source = memoryview(bytes(self.held_up))
+        link = transport.connect(other.address, soon())
+        link.push([Push(source[:1000], key, 5)], soon())
+        other.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            link.push([Push(source, key, 0)], soon(0.5))
+        assert 0.4 < time.monotonic() - began < 5
+        link.close()
+        other.signal(signal.SIGCONT)
+        link = transport.connect(other.address, soon())
+        link.push([Push(source, key, 0)], soon())
+        link.close()
+
+    def test_connecting_to_a_frozen_peer(self, transport: Transport, other: Peer) -> None:
+        other.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(HandoffError):
+            transport.connect(other.address, soon(0.5))
+        assert time.monotonic() - began < 5
+
+    def test_close_from_another_thread(self, transport: Transport, other: Peer) -> None:
+        link, push = self._held_up(transport, other)
+        link.close()
+        with pytest.raises(PeerGone):
+            push.result()
+        with pytest.raises(PeerGone):
+            link.push([], soon())
+        link.close()
+
+    def test_a_peer_that_is_killed(self, transport: Transport, other: Peer) -> None:
+        link, push = self._held_up(transport, other)
+        other.signal(signal.SIGKILL)
+        with pytest.raises(PeerGone):
+            push.result()
+        link.close()
+
+    def test_a_peer_that_is_restarted(self, transport: Transport, other: Peer) -> None:
+        """Its links and keys are worth nothing to the next incarnation, whether or not that has the same address."""
+        key = other.region(1000)
+        link = transport.connect(other.address, soon())
+        link.push([Push(memoryview(bytes(1000)), key, 0)], soon())
+        other.end()
+        with peer(self.factory, SECRET) as again:
+            with pytest.raises(PeerGone):
+                link.push([Push(memoryview(bytes(1000)), key, 0)], soon())
+            link.close()
+            if again.address != other.address:
+                with pytest.raises(PeerGone):
+                    transport.connect(other.address, soon())
+            link = transport.connect(again.address, soon())
+            link.push([Push(memoryview(bytes(1000)), again.region(1000), 0)], soon())
+            if transport.capabilities.authenticated:
+                with pytest.raises(Refused):
+                    link.push([Push(memoryview(bytes(1000)), key, 0)], soon())
+            link.close()
+
+    def test_closing_the_transport_breaks_its_links(
+        self, transport: Transport, start: Callable[..., Transport]
+    ) -> None:
+        there = start()
+        region = there.register(memoryview(bytearray(4)))
+        link = transport.connect(there.address, soon())
+        there.close()
+        with pytest.raises(PeerGone):
+            link.push([Push(memoryview(b"abcd"), region.key, 0)], soon())
+        with pytest.raises(PeerGone):
+            transport.connect(there.address, soon())
+        link.close()
+
+    # -- strangers ---------------------------------------------------------------------------------------------
+
+    def test_a_wrong_secret(self, transport: Transport, start: Callable[..., Transport]) -> None:
+        if not transport.capabilities.authenticated:
+            pytest.skip("this transport does not claim to check")
+        stranger = start(SECRET + b"x")
+        with pytest.raises(Refused):
+            stranger.connect(transport.address, soon())
+
+    @pytest.mark.parametrize(
+        "garbage",
+        [b"", b"\0" * 100, b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100_000],
+        ids=["nothing", "zeros", "http", "much"],
+    )
+    def test_garbage_on_the_port(self, transport: Transport, link: Link, garbage: bytes) -> None:
+        sock = self.dial(transport.address)
+        if sock is None:
+            pytest.skip("this transport does not listen on a socket")
+        with sock:
+            sock.settimeout(SECONDS)
+            try:
+                sock.sendall(garbage)
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(1 << 16):
+                    pass
+            except TimeoutError:
+                raise AssertionError("the connection is kept") from None
+            except OSError:
+                pass  # it was closed before everything was said
+        target = bytearray(4)
+        region = transport.register(memoryview(target))
+        link.push([Push(memoryview(b"abcd"), region.key, 0)], soon())
+        region.withdraw()
+        assert target == b"abcd"
+
+    def _held_up(self, transport: Transport, other: Peer) -> tuple[Link, Call]:
+        """A push that is under way to a frozen peer."""
+        key = other.region(self.held_up)
+        link = transport.connect(other.address, soon())
+        link.push([], soon())
+        other.signal(signal.SIGSTOP)
+        push = Call(lambda: link.push([Push(memoryview(bytes(self.held_up)), key, 0)], soon(60)))
+        time.sleep(0.3)
+        assert push.running
+        return link, push
+
+
+def _eventually(condition: Callable[[], object]) -> None:
+    deadline = soon()
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)

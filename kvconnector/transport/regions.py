@@ -1,0 +1,89 @@
+"""Memory that peers may write into, by random key and within bounds, for as long as it is not withdrawn.
+
+For transports whose own threads do the writing. Each of them holds the regions of a write while it writes;
+withdrawing takes the key away, interrupts whoever writes, and waits until they have let go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from deeplink.errors import DeadlineExceeded, Refused
+
+KEY_BYTES = 16
+LET_GO_SECONDS = 30.0
+
+Part = tuple[bytes, int, int]
+"""Key, offset, length."""
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class _Region:
+    key: bytes
+    memory: memoryview
+    owner: Regions
+    writers: dict[object, Callable[[], None]] = field(default_factory=dict)
+
+    def withdraw(self) -> None:
+        self.owner.withdraw(self)
+
+
+class Regions:
+    """All regions of one transport. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._regions: dict[bytes, _Region] = {}
+        self._changed = threading.Condition()
+
+    def register(self, memory: memoryview) -> _Region:
+        region = _Region(secrets.token_bytes(KEY_BYTES), memory.cast("B"), self)
+        with self._changed:
+            self._regions[region.key] = region
+        return region
+
+    def withdraw(self, region: _Region) -> None:
+        """When this returns nobody writes into the region any more. Doing it twice is harmless."""
+        with self._changed:
+            self._regions.pop(region.key, None)
+            for interrupt in region.writers.values():
+                interrupt()
+            # A writer that was interrupted, or only copies memory, ends at once; the bound guards against a bug.
+            if not self._changed.wait_for(lambda: not region.writers, timeout=LET_GO_SECONDS):
+                raise DeadlineExceeded("a writer did not let go of a withdrawn region")
+
+    @contextlib.contextmanager
+    def writing(self, parts: Sequence[Part], interrupt: Callable[[], None] = _nothing) -> Iterator[list[memoryview]]:
+        """The memory of `parts`, to be written before this ends; `interrupt` must make a writer that waits stop.
+
+        Raises Refused, and gives nothing, when one of them has no region or leaves it.
+        """
+        writer = object()
+        with self._changed:
+            regions = [self._find(part) for part in parts]
+            for region in regions:
+                region.writers[writer] = interrupt
+        try:
+            views = zip(regions, parts, strict=True)
+            yield [region.memory[offset : offset + length] for region, (_, offset, length) in views]
+        finally:
+            with self._changed:
+                for region in regions:
+                    region.writers.pop(writer, None)
+                self._changed.notify_all()
+
+    def _find(self, part: Part) -> _Region:
+        key, offset, length = part
+        region = self._regions.get(key)
+        if region is None:
+            raise Refused("no region has this key", field="region")
+        if offset + length > region.memory.nbytes:
+            raise Refused(f"bytes {offset} to {offset + length} of a region of {region.memory.nbytes}", field="region")
+        return region

@@ -1,0 +1,21 @@
+"""The built-in transports are held to the suite that others are held to."""
+
+from __future__ import annotations
+
+import socket
+
+from deeplink.testing.transport_conformance import SECONDS, TransportConformance
+
+
+class TestTcp(TransportConformance):
+    factory = "deeplink.kvconnector.transport.tcp:TcpTransport"
+
+
+class TestShm(TransportConformance):
+    factory = "deeplink.kvconnector.transport.shm:ShmTransport"
+
+    def dial(self, address: str) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(SECONDS)
+        sock.connect("\0" + address.rpartition("/")[2])
+        return sock
