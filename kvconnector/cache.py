@@ -1,4 +1,4 @@
-"""An engine's KV cache as kvconnector sees it: one flat array per layer, and what its elements mean."""
+"""An engine's KV cache as kvconnector sees it: flat arrays, and what their elements mean."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from deeplink.kvconnector.plan import Chunk, runs
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The arrays stay the engine's; they are views of its memory, valid as long as the engine runs."""
+    """`layers` has one flat array per layer, or for a layout with several tensors those of layer 0, of layer 1, ….
+
+    The arrays stay the engine's; they are views of its memory, valid as long as the engine runs.
+    """
 
     layers: tuple[npt.NDArray[Any], ...]
     bound: Bound
@@ -29,10 +32,16 @@ class Cache:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token on the wire, all layers."""
-        return len(self.layers) * 2 * self.bound.heads * self.bound.head_dim * self.dtype.itemsize
+        bound = self.bound
+        return self.depth * bound.kv * bound.heads * bound.head_dim * self.dtype.itemsize
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.layers) // self.bound.tensors
 
     def wire_shape(self, tokens: int) -> tuple[int, ...]:
-        return convert.wire_shape(self.bound, len(self.layers), tokens)
+        return convert.wire_shape(self.bound, self.depth, tokens)
 
     def gather(self, table: Sequence[int], chunk: Chunk, wire_LSHTD: npt.NDArray[Any]) -> None:
         """Copy the chunk's tokens out of the blocks. The caller vouches that nobody writes to them meanwhile."""

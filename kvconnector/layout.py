@@ -1,4 +1,4 @@
-"""The layout notation: what the bytes of a KV cache mean.
+"""What the bytes of a KV cache mean.
 
 A cache maps a logical element (kv, block, head, token, dim) to a place in memory, and for every engine known so
 far that map is affine once axes are split into factors. So a layout is one line of text, outermost axis first:
@@ -6,83 +6,48 @@ far that map is affine once axes are split into factors. So a layout is one line
     block token head (kv dim)                    K and V interleaved per token and head ("NHD")
     block head token (kv dim)                    the same, head-major ("HND")
     block head (k: dim token | v: token dim)     K transposed, V plain, one after the other
-
-Grammar:
-
-    layout  = item {item}
-    item    = axis | axis "/" n | axis "%" n | "(" axis axis … ")" | "(" "k:" item {item} "|" "v:" item {item} ")"
-    axis    = "block" | "kv" | "head" | "token" | "dim"
+    kv block (head dim)/16 token (head dim)%16   16 elements of all heads' dim at a time ("fractal NZ")
+    kv | slot head dim                           one tensor for K and one for V, blocks and tokens in one axis
+    block token dim                              one vector a token, shared by all heads (MLA: latent, then rope)
+    dim 512+64 | block token dim                 the same with the two parts in tensors of their own
 
 ``token/16`` and ``token%16`` are the quotient and the remainder of the token's index, so the two together are the
-axis. ``(kv dim)`` is two adjacent axes read as one by the engine; it means the same as ``kv dim``. ``(k: … | v: …)``
-is a run of K followed by a run of V, each in its own order; it comes last. ``token`` counts inside a block.
+axis. ``(kv dim)`` is two adjacent axes read as one by the engine; it means the same as ``kv dim``, but can be
+factored as a whole. ``(k: … | v: …)`` is a run of K followed by a run of V, each in its own order; it comes last,
+and after ``kv |`` it is the order in each tensor. ``token`` counts inside a block, and ``slot`` is ``block token``.
 
-`Layout.parse` reads the text, `str` prints it back, and `Layout.bind` turns it into strides once the sizes are known.
-All strides and offsets are in elements, not bytes.
+`Layout.parse` reads the text, `str` prints it back, and `Layout.bind` turns it into strides once the sizes are known;
+strides that are wider than dense come from the live tensor. All strides and offsets are in elements, not bytes.
+A dummy first block or slot is nothing special here: it is a block that no block table names.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from deeplink.errors import LayoutError
+from deeplink.kvconnector.notation import KV, ONE_TENSOR, Axis, Item, Tensors, flat, parse
 
-AXES = ("block", "kv", "head", "token", "dim")
-DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Element types this release moves, with their size in bytes."""
+RECORDS = {"uint8[fp8_ds_mla]": 656}
+"""Opaque records, with the bytes of one token: quantised elements, their scales and whatever else the engine keeps
+with them. They are moved as bytes (`head_dim` is this number) and never cast."""
 
-MAX_TEXT = 4096
-_WORD = re.compile(r"\s*(?:(k:|v:|[a-z]+)(?:([/%])([1-9][0-9]{0,8}))?|([()|]))")
+ELEMENTS = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    **dict.fromkeys(RECORDS, 1),
+}
+"""Element types that a layout can be stated for, with their size in bytes."""
 
-KV = Literal["k", "v"]
-Part = Literal["", "/", "%"]
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One factor of one axis: the whole of it, its quotient by `factor` ("/") or its remainder ("%")."""
-
-    name: str
-    part: Part = ""
-    factor: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.name}{self.part}{self.factor}" if self.part else self.name
-
-    def extent(self, size: int) -> int:
-        return {"": size, "/": size // self.factor, "%": self.factor}[self.part]
-
-    @property
-    def unit(self) -> int:
-        """How far one step of this factor moves along the axis."""
-        return self.factor if self.part == "/" else 1
-
-
-@dataclass(frozen=True, slots=True)
-class Fused:
-    """Adjacent axes an engine sees as one."""
-
-    axes: tuple[Axis, ...]
-
-    def __str__(self) -> str:
-        return f"({' '.join(map(str, self.axes))})"
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A run of K, then a run of V."""
-
-    k: tuple[Item, ...]
-    v: tuple[Item, ...]
-
-    def __str__(self) -> str:
-        return f"(k: {' '.join(map(str, self.k))} | v: {' '.join(map(str, self.v))})"
-
-
-Item = Axis | Fused | Split
+DTYPES = {name: ELEMENTS[name] for name in ("float32", "bfloat16", "float16", *RECORDS)}
+"""Element types whose values need nothing beside the cache to be understood; this release hands over only these. The
+8-bit types have scales that no contract states yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +62,14 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """Where K (or V) is: `offset` of logical element 0, then one factor per dimension, in canonical axis order
-    (block, head, token…, dim…)."""
+    """Where K (or V, or a part of dim) is: `offset` of logical element 0 in its tensor, then one factor per dimension,
+    in canonical axis order (block, head, token…, dim…). `kv` and `first_dim` say which elements they are."""
 
     offset: int
     factors: tuple[Factor, ...]
+    tensor: int = 0
+    kv: int = 0
+    first_dim: int = 0
 
     def of(self, axis: str) -> tuple[Factor, ...]:
         return tuple(factor for factor in self.factors if factor.axis == axis)
@@ -109,15 +77,42 @@ class Strided:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A layout with sizes. `block_elements` is the size of one block, K and V together, in elements."""
+    """A layout with sizes. `block_elements` is the size of one block with its padding, all tensors together, in
+    elements. `sides` are K and V, or the one vector, or its parts; together they cover each element once."""
 
-    k: Strided
-    v: Strided
+    sides: tuple[Strided, ...]
     heads: int
     head_dim: int
     block_size: int
     blocks: int
     block_elements: int
+
+    @property
+    def k(self) -> Strided:
+        return self.sides[0]
+
+    @property
+    def v(self) -> Strided:
+        return self.sides[1]
+
+    @property
+    def kv(self) -> int:
+        """2, or 1 where there is one vector a token."""
+        return 1 + self.sides[-1].kv
+
+    @property
+    def tensors(self) -> int:
+        """Tensors per layer."""
+        return 1 + self.sides[-1].tensor
+
+    def elements(self, tensor: int = 0) -> int:
+        """How many elements this tensor of a layer needs at least; padding after the last one is not needed."""
+        return max(_extent(side, self.blocks) for side in self.sides if side.tensor == tensor)
+
+
+def _extent(side: Strided, blocks: int) -> int:
+    extents = ((blocks if factor.axis == "block" else factor.extent, factor.stride) for factor in side.factors)
+    return side.offset + sum((extent - 1) * stride for extent, stride in extents) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,157 +120,108 @@ class Layout:
     """The parsed notation. Equal texts are equal layouts; different texts may still mean the same bytes."""
 
     items: tuple[Item, ...]
+    tensors: Tensors = ONE_TENSOR
 
     @staticmethod
     def parse(text: str) -> Layout:
         """Raises LayoutError naming the place in the text."""
-        if len(text) > MAX_TEXT:
-            raise LayoutError(f"a layout text of {len(text)} characters; the limit is {MAX_TEXT}")
-        words = _Words(text)
-        items = tuple(_items(words, closing=None))
-        layout = Layout(items)
-        _check_axes(layout, text)
-        return layout
+        tensors, items = parse(text)
+        return Layout(items, tensors)
 
     def __str__(self) -> str:
-        return " ".join(map(str, self.items))
+        body = " ".join(map(str, self.items))
+        return f"{self.tensors} | {body}" if self.tensors.by else body
 
-    def bind(self, *, heads: int, head_dim: int, block_size: int, blocks: int = 1) -> Bound:
-        """Strides for these sizes. Raises LayoutError where a factor does not divide its axis."""
+    def bind(
+        self,
+        *,
+        heads: int,
+        head_dim: int,
+        block_size: int,
+        blocks: int = 1,
+        strides: Mapping[str, int] | None = None,
+    ) -> Bound:
+        """Strides for these sizes.
+
+        `strides` maps a factor as the text names it (``block``, ``dim/8``) to its stride in the live tensors, where
+        that is wider than dense: aligned blocks, or layers inside a block. Factors outside it follow from it. Raises
+        LayoutError where a factor does not divide its axis, or a stride is narrower than what lies inside it.
+        """
         sizes = {"block": blocks, "kv": 2, "head": heads, "token": block_size, "dim": head_dim}
-        k, total = _side(self.items, "k", sizes, str(self))
-        v, _ = _side(self.items, "v", sizes, str(self))
-        return Bound(k, v, heads, head_dim, block_size, blocks, total // blocks)
+        if min(sizes.values()) < 1:
+            raise LayoutError(f"layout {str(self)!r}: every size must be at least 1, not {sizes}")
+        wide = strides or {}
+        named = {str(axis) for side in _SIDES for axis in self._axes(side)}
+        if unknown := sorted(set(wide) - named):
+            raise LayoutError(f"layout {str(self)!r} has no {', '.join(unknown)} to give a stride to")
+        sides = tuple(self._sides(sizes, wide))
+        return Bound(
+            tuple(side for side, _ in sides),
+            heads,
+            head_dim,
+            block_size,
+            blocks,
+            sum({side.tensor: total for side, total in sides}.values()) // blocks,
+        )
 
+    def _axes(self, side: KV) -> list[Axis]:
+        return list(flat(self.items, side, split=self.tensors.by != "kv"))
 
-Word = tuple[int, str, Part, int]
-
-
-class _Words:
-    """The text as words, with a place to point at."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.words: list[Word] = []
-        position = 0
-        while position < len(text.rstrip()):
-            match = _WORD.match(text, position)
-            if match is None:
-                raise LayoutError(f"layout {text!r}: cannot read from character {position}: {text[position:][:20]!r}")
-            name, part, factor, mark = match.groups()
-            word: Part = "" if part is None else "/" if part == "/" else "%"
-            place = match.start(1) if name else match.start(4)
-            if word and name not in AXES:
-                raise LayoutError(f"layout {text!r}: {name!r} cannot be factored at character {place}")
-            self.words.append((place, name or mark, word, int(factor or 1)))
-            position = match.end()
-        self.next = 0
-
-    def take(self) -> Word | None:
-        if self.next == len(self.words):
-            return None
-        self.next += 1
-        return self.words[self.next - 1]
-
-    def peek(self) -> str:
-        return self.words[self.next][1] if self.next < len(self.words) else ""
-
-    def fail(self, what: str) -> LayoutError:
-        at = self.words[self.next - 1][0] if self.next else 0
-        return LayoutError(f"layout {self.text!r}: {what} at character {at}")
-
-
-Inside = Literal["", "fused", "split"]
-
-
-def _items(words: _Words, closing: str | None, inside: Inside = "") -> Iterator[Item]:
-    while (word := words.take()) is not None:
-        _, name, part, factor = word
-        if name == closing:
-            return
-        if name == "(":
-            yield _parenthesis(words, inside)
-        elif name in AXES:
-            yield Axis(name, part, factor)
+    def _sides(self, sizes: dict[str, int], wide: Mapping[str, int]) -> Iterator[tuple[Strided, int]]:
+        text = str(self)
+        k, v = (self._axes(side) for side in _SIDES)
+        if self.tensors.by == "kv":
+            yield _strided(k, sizes, wide, text)
+            yield _strided(v, sizes, wide, text, tensor=1, kv=1)
+        elif any(axis.name == "kv" for axis in k):
+            after_k, _ = _strided(k, sizes, wide, text, kv=1)
+            value = _strided(v, sizes, wide, text, kv=1)
+            if after_k.offset != value[0].offset:
+                raise LayoutError(f"layout {text!r}: with strides {dict(wide)}, K and V are unequal")
+            yield _strided(k, sizes, wide, text)
+            yield value
+        elif sizes["head"] != 1:
+            raise LayoutError(f"layout {text!r} has no head axis, so one head, not {sizes['head']}")
+        elif self.tensors.by == "dim":
+            if sum(self.tensors.parts) != sizes["dim"]:
+                raise LayoutError(f"layout {text!r}: dim has {sizes['dim']}, which is not the sum of its parts")
+            first = 0
+            for tensor, dim in enumerate(self.tensors.parts):
+                yield _strided(k, {**sizes, "dim": dim}, wide, text, tensor=tensor, first_dim=first)
+                first += dim
         else:
-            raise words.fail(f"{name!r} is not an axis ({', '.join(AXES)})")
-    if closing is not None:
-        raise words.fail(f"{closing!r} is missing")
+            yield _strided(k, sizes, wide, text)
 
 
-def _parenthesis(words: _Words, inside: Inside) -> Item:
-    # What does not nest is refused here, so a peer's text never decides how deep this recurses.
-    if inside == "fused":
-        raise words.fail("a parenthesis holds plain axes, or k: … | v: …; '(' inside another")
-    if words.peek() != "k:":
-        inner = tuple(_items(words, ")", "fused"))
-        axes = tuple(item for item in inner if isinstance(item, Axis))
-        if axes != inner or not axes:
-            raise words.fail("a parenthesis holds plain axes, or k: … | v: …")
-        return Fused(axes)
-    if inside == "split":
-        raise words.fail("(k: … | v: …) inside another")
-    words.take()
-    k = tuple(_items(words, "|", "split"))
-    if words.peek() != "v:":
-        raise words.fail("'v:' is missing")
-    words.take()
-    return Split(k, tuple(_items(words, ")", "split")))
+_SIDES: tuple[KV, KV] = ("k", "v")
+_ORDER = {name: place for place, name in enumerate(("block", "head", "token", "dim"))}
 
 
-def _flat(items: tuple[Item, ...], side: KV) -> Iterator[Axis]:
-    for item in items:
-        if isinstance(item, Axis):
-            yield item
-        elif isinstance(item, Fused):
-            yield from item.axes
-        else:
-            yield Axis("kv")
-            yield from _flat(item.k if side == "k" else item.v, side)
-
-
-def _check_axes(layout: Layout, text: str) -> None:
-    for index, item in enumerate(layout.items):
-        if isinstance(item, Split) and index != len(layout.items) - 1:
-            raise LayoutError(f"layout {text!r}: (k: … | v: …) must come last")
-    for side in ("k", "v"):
-        parts: dict[str, list[Axis]] = {name: [] for name in AXES}
-        for axis in _flat(layout.items, side):
-            parts[axis.name].append(axis)
-        for name, found in parts.items():
-            if not _complete(found):
-                shown = " ".join(map(str, found)) or "nothing"
-                raise LayoutError(
-                    f"layout {text!r}: {name} must appear once, or once as {name}/n and once as {name}%n "
-                    f"({side} has {shown})"
-                )
-        for name in ("kv", "block"):
-            if len(parts[name]) != 1:
-                raise LayoutError(f"layout {text!r}: {name} cannot be factored")
-
-
-def _complete(found: list[Axis]) -> bool:
-    """Whether these factors make up one axis: the whole of it, or its quotient and remainder by one number."""
-    parts = sorted(axis.part for axis in found)
-    return parts == [""] or (parts == ["%", "/"] and len({axis.factor for axis in found}) == 1)
-
-
-def _side(items: tuple[Item, ...], side: KV, sizes: dict[str, int], text: str) -> tuple[Strided, int]:
-    """Strides of one side, innermost outwards, and the number of elements of both sides together."""
-    axes = list(_flat(items, side))
+def _strided(
+    axes: list[Axis],
+    sizes: dict[str, int],
+    wide: Mapping[str, int],
+    text: str,
+    tensor: int = 0,
+    kv: int = 0,
+    first_dim: int = 0,
+) -> tuple[Strided, int]:
+    """Strides of one side, innermost outwards, and the number of elements of its tensor."""
     stride, offset = 1, 0
     factors: list[Factor] = []
     for axis in reversed(axes):
         size = sizes[axis.name]
         if axis.part and size % axis.factor:
             raise LayoutError(f"layout {text!r}: {axis.name} has {size}, which {axis} does not divide")
+        if (given := wide.get(str(axis), stride)) < stride:
+            raise LayoutError(f"layout {text!r}: a stride of {given} for {axis}, inside which are {stride} elements")
+        stride = given
         if axis.name == "kv":
-            # K and V have equal sizes here, so wherever kv stands V is one run of its inner axes after K.
-            offset = stride if side == "v" else 0
+            # K and V have equal sizes, so wherever kv stands V is one run of its inner axes after K.
+            offset = kv * stride
         else:
             factors.append(Factor(axis.name, axis.extent(size), axis.unit, stride))
         stride *= axis.extent(size)
-    order = {name: place for place, name in enumerate(("block", "head", "token", "dim"))}
     # Of an axis the quotient first; by 1, quotient and remainder have one unit and only the extent tells them apart.
-    factors.sort(key=lambda factor: (order[factor.axis], -factor.unit, -factor.extent))
-    return Strided(offset, tuple(factors)), stride
+    factors.sort(key=lambda factor: (_ORDER[factor.axis], -factor.unit, -factor.extent))
+    return Strided(offset, tuple(factors), tensor, kv, first_dim), stride

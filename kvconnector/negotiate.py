@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deeplink.errors import LayoutError, Refused
 from deeplink.kvconnector.contract import CacheGroup, Contract, place
-from deeplink.kvconnector.layout import DTYPES, Layout
+from deeplink.kvconnector.layout import DTYPES, RECORDS, Bound, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,21 @@ def _group_refusals(where: str, ours: CacheGroup, theirs: CacheGroup) -> Iterato
             theirs.dtype,
             "start both engines with the same --dtype; this release casts nothing",
         )
+    bounds: list[Bound] = []
     for group in (ours, theirs):
         if group.dtype not in DTYPES:
             yield Refusal(f"{where}.dtype", ours.dtype, theirs.dtype, f"known: {', '.join(DTYPES)}")
+        if group.head_dim != RECORDS.get(group.dtype, group.head_dim):
+            remedy = f"a record of {group.dtype} has {RECORDS[group.dtype]} bytes"
+            yield Refusal(f"{where}.head_dim", str(ours.head_dim), str(theirs.head_dim), remedy)
         try:
-            Layout.parse(group.layout).bind(heads=group.heads, head_dim=group.head_dim, block_size=group.block_size)
+            layout = Layout.parse(group.layout)
+            bounds.append(layout.bind(heads=group.heads, head_dim=group.head_dim, block_size=group.block_size))
         except LayoutError as exc:
             yield Refusal(f"{where}.layout", ours.layout, theirs.layout, str(exc))
+    if len({bound.kv for bound in bounds}) > 1:
+        remedy = "one of them keeps K and V, the other one vector a token; use the same attention on both engines"
+        yield Refusal(f"{where}.layout", ours.layout, theirs.layout, remedy)
 
 
 def _common_transports(producer: Contract, consumer: Contract) -> list[str]:

@@ -8,7 +8,7 @@ This module is imported by every vLLM process, wanted or not, so it imports noth
     worker        the half in the process that holds the cache
     orders      what the scheduler half tells the worker half each step
     adapter     vLLM's cache tensors and model config -> cache, layout and contract
-    layouts     the layouts vLLM uses, and which attention backend uses which
+    layouts     which of the catalogue's layouts an attention backend uses
     probe       the proof, at start-up, that the declared layout is the real one
 """
 

@@ -1,31 +1,18 @@
-"""The layouts vLLM uses, and which attention backend uses which.
-
-Sources: `vllm/v1/kv_cache_layout.py` for the logical order [layer, block, head, token, K|V]; the CPU kernel
-`csrc/cpu/cpu_attn*.hpp` for the packings, as measured by writing through `ops.cpu_attn_reshape_and_cache`.
-"""
+"""Which of vLLM's layouts an attention backend uses. The layouts themselves are in `deeplink.kvconnector.catalogue`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from deeplink.errors import LayoutError
-from deeplink.hookspecs import hookimpl
+from deeplink.kvconnector.catalogue import LAYOUTS
 
-NHD = "block token head (kv dim)"
-HND = "block head token (kv dim)"
-CPU_VEC = "block head (k: dim token | v: token dim)"
-CPU_AMX = "block head (k: token/16 dim/2 token%16 dim%2 | v: dim/16 token/2 dim%16 token%2)"
-
-LAYOUTS = {"vllm-nhd": NHD, "vllm-hnd": HND, "vllm-cpu-vec": CPU_VEC, "vllm-cpu-amx": CPU_AMX}
-
-_CPU_ISA = {"vec": CPU_VEC, "vec16": CPU_VEC, "amx": CPU_AMX}
+_CPU_ISA = {"vec": "vllm-cpu-vec", "vec16": "vllm-cpu-vec", "amx": "vllm-cpu-amx"}
 
 
 def declared(backend: str, isa: str) -> str:
     """The layout a backend declares; it is proven by `probe` before anything relies on it."""
     if backend == "CPU_ATTN":
         if isa in _CPU_ISA:
-            return _CPU_ISA[isa]
+            return LAYOUTS[_CPU_ISA[isa]]
         raise LayoutError(
             f"vLLM's CPU attention packs its cache for {isa!r}, which this release does not know",
             field="layout",
@@ -38,9 +25,3 @@ def declared(backend: str, isa: str) -> str:
         theirs=backend,
         remedy="this release reads caches in host memory, with the backend CPU_ATTN",
     )
-
-
-@hookimpl
-def deeplink_register_layouts(register: Callable[[str, str], None]) -> None:
-    for name, text in LAYOUTS.items():
-        register(name, text)

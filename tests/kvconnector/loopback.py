@@ -31,13 +31,15 @@ VEC = "block head (k: dim token | v: token dim)"
 AMX = "block head (k: token/16 dim/2 token%16 dim%2 | v: dim/16 token/2 dim%16 token%2)"
 NHD = "block token head (kv dim)"
 HND = "block head token (kv dim)"
+NZ = "kv block (head dim)/16 token (head dim)%16"
+SLOTS = "kv | slot head dim"
 
 
 def make_cache(layout: str, block_size: int, dtype: str = "float32", *, seed: int = 0) -> Cache:
     bound = Layout.parse(layout).bind(heads=HEADS, head_dim=DIM, block_size=block_size, blocks=BLOCKS)
     rng = np.random.default_rng(seed)
-    size = BLOCKS * bound.block_elements
-    layers = [rng.integers(0, 1 << 16, size).astype(storage_dtype(dtype)) for _ in range(LAYERS)]
+    sizes = [bound.elements(tensor) for tensor in range(bound.tensors)] * LAYERS
+    layers = [rng.integers(0, 1 << 16, size).astype(storage_dtype(dtype)) for size in sizes]
     return Cache(tuple(layers), bound)
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from random_layouts import Sized, layouts, tables
 
 from deeplink.errors import LayoutError
+from deeplink.kvconnector import convert
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.convert import gather, scatter, storage_dtype, wire_shape
-from deeplink.kvconnector.layout import DTYPES
+from deeplink.kvconnector.layout import ELEMENTS
 from deeplink.kvconnector.plan import Chunk, Run, runs
 
 LAYERS = 2
@@ -24,15 +25,22 @@ SPECIAL = {
     "float16": [0x7E01, 0x7C01, 0xFFFF, 0x8000, 0x7C00, 0x0001],
 }
 """Quiet and signalling NaNs with payloads, negative zero, infinity, a subnormal."""
+BYTES = [0x7F, 0xFF, 0x80, 0x7C, 0x00, 0x01]
+"""The codes of which the 8-bit types make NaN, infinity or negative zero."""
 
 
 def random_cache(sized: Sized, dtype: str = "float32", seed: int = 0) -> Cache:
     bound = sized.bind()
     rng = np.random.default_rng(seed)
-    size = bound.blocks * bound.block_elements
     storage = storage_dtype(dtype)
     high = np.iinfo(storage).max
-    return Cache(tuple(rng.integers(0, high, size, storage, endpoint=True) for _ in range(LAYERS)), bound)
+    return Cache(tuple(rng.integers(0, high, n, storage, endpoint=True) for n in sized.tensors * LAYERS), bound)
+
+
+def by_layer(cache: Cache) -> list[np.ndarray]:
+    """A copy of each layer, its tensors one after the other."""
+    tensors = cache.bound.tensors
+    return [np.concatenate(cache.layers[at : at + tensors]) for at in range(0, len(cache.layers), tensors)]
 
 
 def places(sized: Sized, table: list[int], chunk: Chunk) -> np.ndarray:
@@ -50,7 +58,7 @@ def test_gather_is_the_reference(data: st.DataObject) -> None:
     wire = np.empty(cache.wire_shape(chunk.tokens), cache.dtype)
     cache.gather(table, chunk, wire)
     where = places(sized, table, chunk)
-    for layer, got in zip(cache.layers, wire, strict=True):
+    for layer, got in zip(by_layer(cache), wire, strict=True):
         np.testing.assert_array_equal(got, layer[where])
 
 
@@ -63,19 +71,19 @@ def test_scatter_writes_these_elements_and_no_others(data: st.DataObject) -> Non
     wanted = Chunk(first, data.draw(st.integers(first + 1, chunk.stop)))
     cache = random_cache(sized)
     wire = np.random.default_rng(1).integers(0, 1 << 32, cache.wire_shape(chunk.tokens), cache.dtype)
-    expected = [layer.copy() for layer in cache.layers]
+    expected = by_layer(cache)
     skip = wanted.start - chunk.start
     for layer, content in zip(expected, wire, strict=True):
         layer[places(sized, table, wanted)] = content[:, :, skip : skip + wanted.tokens]
     cache.scatter(wire, chunk.start, table, wanted)
-    for layer, should in zip(cache.layers, expected, strict=True):
+    for layer, should in zip(by_layer(cache), expected, strict=True):
         np.testing.assert_array_equal(layer, should)
 
 
 @given(st.data())
 def test_between_any_two_layouts_and_back(data: st.DataObject) -> None:
     ours = data.draw(layouts())
-    theirs = data.draw(layouts(heads=ours.heads, dim=ours.dim, blocks=5))
+    theirs = data.draw(layouts(heads=ours.heads, dim=ours.dim, blocks=5, kv=ours.kv))
     table, chunk = data.draw(tables(ours, most_tokens=theirs.block_size * theirs.blocks))
     stop = min(chunk.stop, theirs.block_size * theirs.blocks)
     if stop <= chunk.start:
@@ -95,17 +103,45 @@ def test_between_any_two_layouts_and_back(data: st.DataObject) -> None:
         np.testing.assert_array_equal(layer, should)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ELEMENTS)
 def test_special_values_keep_their_bits(dtype: str) -> None:
     cache = random_cache(AMX, dtype)
-    patterns = np.array(SPECIAL[dtype], cache.dtype)
+    patterns = np.array(SPECIAL.get(dtype, BYTES), cache.dtype)
     for layer in cache.layers:
         layer[:] = np.resize(patterns, layer.size)
     wire = np.empty(cache.wire_shape(19), cache.dtype)
     cache.gather([3, 0, 2], Chunk(3, 22), wire)
     np.testing.assert_array_equal(wire[0], cache.layers[0][places(AMX, [3, 0, 2], Chunk(3, 22))])
-    assert set(np.unique(wire)) == set(SPECIAL[dtype])
-    assert cache.dtype.itemsize == DTYPES[dtype]
+    assert set(np.unique(wire)) == set(patterns)
+    assert cache.dtype.itemsize == ELEMENTS[dtype]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        AMX.text,
+        "block head (k: dim token | v: token dim)",
+        "kv block dim/2 token dim%2 head",
+        "kv | (k: block head dim/4 token dim%4 | v: block head token/4 dim token%4)",
+        "token/2 dim head block kv token%2",
+        "head dim token block kv",
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
+def test_a_short_inner_loop_becomes_moves_of_its_own(monkeypatch: pytest.MonkeyPatch, text: str, dtype: str) -> None:
+    monkeypatch.setattr(convert, "WORTHWHILE", 1)
+    sized = replace(AMX, text=text)
+    cache, table, chunk = random_cache(sized, dtype), [1, 2, 0], Chunk(1, 22)
+    where = places(sized, table, chunk)
+    wire = np.empty(cache.wire_shape(chunk.tokens), cache.dtype)
+    cache.gather(table, chunk, wire)
+    expected = by_layer(cache)
+    for layer, got in zip(expected, wire, strict=True):
+        np.testing.assert_array_equal(got, layer[where])
+        layer[where] = ~got
+    cache.scatter(~wire, chunk.start, table, chunk)
+    for layer, should in zip(by_layer(cache), expected, strict=True):
+        np.testing.assert_array_equal(layer, should)
 
 
 def test_adjacent_blocks_travel_together() -> None:

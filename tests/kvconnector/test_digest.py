@@ -32,7 +32,7 @@ def total(wire: np.ndarray, start: int = 0) -> int:
 def through(sized: Sized, wire: np.ndarray, limit: int, seed: int) -> int:
     """The digest of `wire` after a stay in a cache of this layout, read back in chunks."""
     bound = sized.bind()
-    cache = Cache(tuple(np.zeros(bound.blocks * bound.block_elements, np.uint16) for _ in range(LAYERS)), bound)
+    cache = Cache(tuple(np.zeros(size, np.uint16) for size in sized.tensors * LAYERS), bound)
     table = list(np.random.default_rng(seed).permutation(bound.blocks))
     tokens = wire.shape[3]
     cache.scatter(wire, 0, table, Chunk(0, tokens))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from loopback import AMX, HND, NHD, VEC, Pair, read
+from loopback import AMX, HND, NHD, NZ, SLOTS, VEC, Pair, read
 
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.plan import Chunk
@@ -58,6 +58,9 @@ def hand_over(pair: Pair, *, start: int = 0, stop: int = TOKENS - 1, steps: tupl
     ("dtype", "ours", "our_block", "theirs", "their_block"),
     [
         ("float32", VEC, 64, VEC, 128),
+        ("float16", VEC, 64, SLOTS, 16),
+        ("float16", SLOTS, 32, NZ, 128),
+        ("float16", NZ, 128, AMX, 32),
         ("float32", NHD, 16, HND, 48),
         ("bfloat16", VEC, 64, AMX, 64),
         ("bfloat16", AMX, 32, VEC, 128),

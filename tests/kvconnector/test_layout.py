@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from random_layouts import Sized, layouts
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.layout import AXES, MAX_TEXT, Axis, Fused, Layout, Split, Strided
+from deeplink.kvconnector.layout import Layout, Strided
+from deeplink.kvconnector.notation import AXES, MAX_TEXT, Axis, Fused, Split
 
 FOUR = "block head token"
 
@@ -34,11 +36,19 @@ def test_space_means_nothing(sized: Sized, space: str) -> None:
 def test_strides_are_where_the_reference_says(sized: Sized) -> None:
     bound = sized.bind()
     expected = sized.addresses()
-    for place, strided in enumerate((bound.k, bound.v)):
-        for at in itertools.product(*(range(size) for size in expected.shape[1:])):
-            assert _address(strided, at) == expected[(place, *at)]
-    # Each element has a place of its own, and together they fill the cache.
-    assert sorted(expected.reshape(-1)) == list(range(bound.blocks * bound.block_elements))
+    before = [0, *itertools.accumulate(sized.tensors)]
+    seen = 0
+    for strided in bound.sides:
+        dims = math.prod(factor.extent for factor in strided.of("dim"))
+        for at in itertools.product(*(range(size) for size in expected.shape[1:-1]), range(dims)):
+            where = (strided.kv, *at[:-1], strided.first_dim + at[-1])
+            assert before[strided.tensor] + _address(strided, at) == expected[where]
+            seen += 1
+    # Each element has a place of its own, and together they fill the tensors.
+    assert sorted(expected.reshape(-1)) == list(range(seen))
+    assert seen == bound.blocks * bound.block_elements == sum(sized.tensors)
+    assert [bound.elements(tensor) for tensor in range(bound.tensors)] == sized.tensors
+    assert bound.kv == sized.kv
 
 
 def _address(strided: Strided, at: tuple[int, ...]) -> int:
@@ -70,8 +80,30 @@ def test_a_parenthesis_means_the_same_as_none() -> None:
     ("text", "message"),
     [
         ("", "block must appear once.*nothing"),
-        ("block head token kv dim slot", "'slot' is not an axis.*at character 24"),
-        ("block  slot", "'slot' is not an axis.*at character 7"),
+        ("block head token kv dim page", "'page' is not an axis.*at character 24"),
+        ("block  page", "'page' is not an axis.*at character 7"),
+        ("block slot head kv dim", "block must appear once.*k has block block"),
+        ("slot%2 head kv dim", "block must appear once"),
+        ("block token kv dim", "head must appear once"),
+        ("block token head dim", "kv must appear once"),
+        ("block token", "dim must appear once"),
+        ("kv | block token head kv dim", r"kv cannot appear after 'kv \|'"),
+        ("kv | block token dim", "head must appear once"),
+        ("kv |", "block must appear once"),
+        ("kv/2 | slot head dim", "kv cannot be factored at character 0"),
+        ("block | slot head dim", r"'\|' is not an axis"),
+        ("dim 4+4 | block token head dim", r"head cannot appear after 'dim 4\+4 \|'"),
+        ("dim 4+4 | kv block token dim", r"kv cannot appear after 'dim 4\+4 \|'"),
+        ("dim 4+4 | block token (k: dim | v: dim)", "kv cannot appear after"),
+        ("dim 4+4 block token dim", r"'4\+4' is not an axis"),
+        ("dim/2 4+4 | block token dim", "a dim in parts cannot be factored"),
+        ("dim 4+0 | block token dim", "cannot read from character 3"),
+        ("dim 4 | block token dim", "cannot read from character 3"),
+        ("kv block token (head dim/2)/8 (head dim)%8", "a factor of a factor at character 26"),
+        ("kv token (head dim)/8 (head dim)%8 (dim block)/2", "block must appear once, or once.*block/2"),
+        ("kv block (head dim)/8 token (head dim)%4", "dim must appear once.*dim/8 dim%4"),
+        ("kv block (head dim)/8 token", "dim must appear once"),
+        ("block head (k: token dim | v: token dim)/2", r"cannot be factored at character 39"),
         ("block head; token", "cannot read from character 10: '; token'"),
         ("block head Token kv dim", "cannot read from character"),
         ("block head token/0 kv dim", "cannot read from character 16"),

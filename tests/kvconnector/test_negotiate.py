@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from loopback import AMX, HND, NHD, VEC, make_contract, make_group
+from loopback import AMX, HND, NHD, NZ, SLOTS, VEC, make_contract, make_group
 
 from deeplink.errors import Refused
 from deeplink.kvconnector.contract import Contract, local_address
@@ -68,8 +68,8 @@ def test_the_table_has_every_field_that_is_compared() -> None:
     assert {f"groups[0].{name}" for name in PREFILL.groups[0].__struct_fields__ if name not in free} <= set(REFUSED)
 
 
-@pytest.mark.parametrize("ours", [VEC, AMX, NHD, HND])
-@pytest.mark.parametrize("theirs", [VEC, AMX, NHD, HND])
+@pytest.mark.parametrize("ours", [VEC, AMX, NHD, HND, SLOTS, NZ])
+@pytest.mark.parametrize("theirs", [VEC, AMX, NHD, HND, SLOTS, NZ])
 @pytest.mark.parametrize("block_size", [16, 48, 128])
 def test_layout_and_block_size_may_differ(ours: str, theirs: str, block_size: int) -> None:
     producer = replace(PREFILL, groups=(make_group(ours, 64),))
@@ -77,6 +77,41 @@ def test_layout_and_block_size_may_differ(ours: str, theirs: str, block_size: in
     result = negotiate(producer, consumer)
     assert result == Agreement(exact=True, transport="tcp")
     assert str(result) == "exact over tcp"
+
+
+def both(**changes: object) -> tuple[Contract, Contract]:
+    ours, theirs = (replace(side.groups[0], heads=1, **changes) for side in (PREFILL, DECODE))
+    return replace(PREFILL, groups=(ours,)), replace(DECODE, groups=(theirs,))
+
+
+def test_one_vector_a_token_is_not_k_and_v() -> None:
+    producer, consumer = both(layout="block token dim", head_dim=576)
+    assert isinstance(negotiate(producer, consumer), Agreement)
+    pairs = replace(consumer, groups=(replace(consumer.groups[0], layout=NHD),))
+    result = negotiate(producer, pairs)
+    assert isinstance(result, Refusal)
+    assert (result.field, result.ours, result.theirs) == ("groups[0].layout", "block token dim", NHD)
+    assert "one vector a token" in result.remedy
+    parts = replace(consumer, groups=(replace(consumer.groups[0], layout="dim 512+64 | block token dim"),))
+    assert isinstance(negotiate(producer, parts), Agreement)
+
+
+def test_records_are_whole_and_of_one_kind() -> None:
+    records = both(layout="block token dim", dtype="uint8[fp8_ds_mla]", head_dim=656)
+    assert isinstance(negotiate(*records), Agreement)
+    result = negotiate(*both(layout="block token dim", dtype="uint8[fp8_ds_mla]", head_dim=576))
+    assert isinstance(result, Refusal)
+    assert (result.field, result.remedy) == ("groups[0].head_dim", "a record of uint8[fp8_ds_mla] has 656 bytes")
+    result = negotiate(*both(layout="block token dim", dtype="uint8[something_else]", head_dim=656))
+    assert isinstance(result, Refusal)
+    assert result.field == "groups[0].dtype"
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "int8", "uint8"])
+def test_a_type_whose_scales_no_contract_states_is_refused(dtype: str) -> None:
+    result = negotiate(*both(layout=NHD, dtype=dtype))
+    assert isinstance(result, Refusal)
+    assert result.field == "groups[0].dtype"
 
 
 @pytest.mark.parametrize(
