@@ -32,5 +32,5 @@ def deeplink_register_transports(register: Callable[[str, Callable[..., Transpor
 def deeplink_register_layouts(register: Callable[[str, str], None]) -> None:
     """Call ``register(name, text)`` once per KV-cache layout, in the notation of `deeplink.kvconnector.layout`.
 
-    Since 0.1. The text is parsed when it is registered; the engine's cache is proven against it at start-up.
+    Since 0.1. An engine plugin looks its cache's layout up by this name, and proves it at start-up.
     """

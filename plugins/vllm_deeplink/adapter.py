@@ -14,6 +14,7 @@ from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.layout import DTYPES, Layout
+from deeplink.registry import Registry
 from vllm_deeplink import layouts
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
 
 
 def read_group(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, tensors: dict[str, torch.Tensor]
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    tensors: dict[str, torch.Tensor],
+    known: Registry[str],
 ) -> tuple[CacheGroup, Cache]:
     """The cache group and its arrays, from the live tensors and the attention backend's own packing.
 
@@ -64,6 +68,8 @@ def read_group(
     names = list(kv_cache_config.kv_cache_groups[0].layer_names)
     if set(names) != set(tensors):
         raise LayoutError(f"the cache has layers {sorted(tensors)}, its group names {sorted(names)}")
+    if any(tensor.dim() != 4 for tensor in tensors.values()):
+        raise LayoutError("a cache tensor that is not [block, head, token, 2 * dim]", field="shape")
     blocks, heads, block_size, content = tensors[names[0]].shape
     dtype = str(tensors[names[0]].dtype).removeprefix("torch.")
     if dtype not in DTYPES:
@@ -75,7 +81,8 @@ def read_group(
             ours=str(spec.block_size),
             theirs=str(block_size),
         )
-    (text,) = {_declared(vllm_config, name) for name in names}
+    (layout,) = {_declared(vllm_config, name) for name in names}
+    text = known.get(layout)
     bound = Layout.parse(text).bind(heads=heads, head_dim=content // 2, block_size=block_size, blocks=blocks)
     arrays = tuple(_flat(name, tensors[name], (blocks, heads, block_size, content), dtype) for name in names)
     group = CacheGroup("full", tuple(range(len(names))), heads, content // 2, dtype, block_size, text)

@@ -1,18 +1,17 @@
-"""Which of vLLM's layouts an attention backend uses. The layouts themselves are in `deeplink.kvconnector.catalogue`."""
+"""Which layout an attention backend of vLLM uses, by the name it is registered under (`kvconnector/catalogue.py`)."""
 
 from __future__ import annotations
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.catalogue import LAYOUTS
 
 _CPU_ISA = {"vec": "vllm-cpu-vec", "vec16": "vllm-cpu-vec", "amx": "vllm-cpu-amx"}
 
 
 def declared(backend: str, isa: str) -> str:
-    """The layout a backend declares; it is proven by `probe` before anything relies on it."""
+    """The name of the layout a backend declares; it is proven by `probe` before anything relies on it."""
     if backend == "CPU_ATTN":
         if isa in _CPU_ISA:
-            return LAYOUTS[_CPU_ISA[isa]]
+            return _CPU_ISA[isa]
         raise LayoutError(
             f"vLLM's CPU attention packs its cache for {isa!r}, which this release does not know",
             field="layout",

@@ -52,10 +52,10 @@ class WorkerHalf:
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         """Read the layout from the live tensors, prove it, and start to listen."""
-        group, cache = adapter.read_group(self._vllm_config, self._kv_cache_config, tensors)
+        plugins = load_plugins()
+        group, cache = adapter.read_group(self._vllm_config, self._kv_cache_config, tensors, plugins.layouts)
         probe.prove(self._vllm_config, cache, tensors)
         model = adapter.read_model(self._vllm_config)
-        factories = load_plugins().transports.items
         settings = self._config.kv
         transfer = self._vllm_config.kv_transfer_config
         self._endpoint = Endpoint(
@@ -63,7 +63,7 @@ class WorkerHalf:
             Settings(settings.host, settings.staging, settings.chunk, settings.digest == "always"),
             self._secret,
             transfer.engine_id,
-            start(factories, settings.host, self._secret),
+            start(plugins.transports.items, settings.host, self._secret),
             lambda channel, transports: adapter.make_contract(self._vllm_config, group, model, channel, transports),
         )
 
