@@ -94,7 +94,7 @@ class SchedulerHalf:
         """The orders for the step that `output` describes."""
         for name in output.preempted_req_ids or ():
             if (producing := self._producing.get(name)) is not None:
-                producing.table = []
+                producing.table, producing.filled = [], False
                 self._orders.lost.append(producing.ticket.handoff)
         for new in output.scheduled_new_reqs:
             if (producing := self._producing.get(new.req_id)) is not None:
