@@ -17,8 +17,8 @@ HEAD = """# Support matrix
 
 Written by `make test`; do not edit. A cell is *exact* when real engines handed over and every check of the test held
 (tokens equal to the decode engine alone in fp32; digests equal), *refused (field)* when the router named the field and
-no block moved. *CPU with AMX* is the packing that vLLM's AMX kernel writes; on a machine without AMX the kernel still writes
-it, and the test has attention computed on an unpacked copy.
+no block moved. *CPU with AMX* is the packing that vLLM's AMX kernel writes; on a machine without AMX the kernel still
+writes it, and the test has attention computed on an unpacked copy.
 
 | prefill | dtype | block | packing | decode | dtype | block | packing | result |
 |---|---|---|---|---|---|---|---|---|
