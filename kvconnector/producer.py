@@ -52,7 +52,7 @@ LOOK = 0.05
 """Seconds between two looks at a consumer's connection while waiting for prefill."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Staged:
     chunk: Chunk
     piece: Piece
