@@ -25,8 +25,6 @@ channel, which is at most 4 MiB. With 32 elements of 2 bytes per token, as small
 2 MiB of them.
 """
 
-Role = Literal["prefill", "decode", "both"]
-
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)

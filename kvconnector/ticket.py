@@ -74,3 +74,14 @@ def verify(text: object, secret: bytes) -> Ticket:
 
 def _mac(body: bytes, secret: bytes) -> bytes:
     return hmac.digest(shared.derive(secret, "ticket"), body, _MAC)
+
+
+def other_epoch(ours: str, theirs: str) -> TicketRefused:
+    """What to raise for a ticket that names a former or a later start of this engine."""
+    return TicketRefused(
+        "the ticket is for another incarnation of this engine",
+        field="epoch",
+        ours=ours,
+        theirs=theirs,
+        remedy="the engine was restarted; ask again",
+    )

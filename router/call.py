@@ -86,12 +86,14 @@ async def ask(
             if until is not None and late is not None and time.monotonic() >= until:
                 await late()
                 until = None
-        return task.result()
-    except BaseException:
+        answered = task.result()
+        replies.clear()
+        return answered
+    finally:
+        # Whatever is left here was not handed over: the call failed or was given up.
         task.cancel()
         for reply in replies:
             reply.close()
-        raise
 
 
 async def relay(exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened) -> AsyncGenerator[bytes, None]:

@@ -36,11 +36,10 @@ class Peer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.end)
             self.address = self.ask(secret.hex())
-        except BaseException:
-            self.end()
-            raise
+            undo.pop_all()
 
     def ask(self, command: str) -> str:
         assert self._process.stdin is not None

@@ -164,13 +164,7 @@ class SchedulerHalf:
         else:
             denial = None
             if ticket.consumer != self._epoch:
-                denial = TicketRefused(
-                    "the ticket is for another incarnation of this engine",
-                    field="epoch",
-                    ours=self._epoch,
-                    theirs=ticket.consumer,
-                    remedy="the engine was restarted; ask again",
-                )
+                denial = tickets.other_epoch(self._epoch, ticket.consumer)
             order = Order(name, ticket, str(text), _identity(request), 0, 0, ())
             consuming = _Consuming(order, denial, ticket.handoff)
         self._consuming[name] = consuming
