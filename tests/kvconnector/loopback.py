@@ -143,6 +143,16 @@ class Pair:
             self.producer.endpoint.producer.pump()
             time.sleep(0.002)
 
+    def hand_over(self, tokens: int, ours: list[int], theirs: list[int]) -> None:
+        """One whole handoff that ends well, of blocks `ours` to blocks `theirs`."""
+        ticket, text = self.ticket()
+        self.open(ticket, tokens)
+        self.load(self.order(ticket, text, theirs, tokens))
+        self.fill(ticket, ours, tokens)
+        self.pump(ticket)
+        assert self.outcome().reason is None
+        self.settle(ticket, "drained", "loaded")
+
     def ticket(self, seconds: float = 10.0, **changes: object) -> tuple[Ticket, str]:
         values = {
             "handoff": new_handoff(),

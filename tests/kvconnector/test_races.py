@@ -23,13 +23,7 @@ Make = Callable[..., Pair]
 
 
 def run(pair: Pair) -> None:
-    ticket, text = pair.ticket()
-    pair.open(ticket, TOKENS)
-    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
-    pair.fill(ticket, OURS, TOKENS)
-    pair.pump(ticket)
-    assert pair.outcome().reason is None
-    pair.settle(ticket, "drained", "loaded")
+    pair.hand_over(TOKENS, OURS, THEIRS)
 
 
 def test_a_cancel_at_the_very_end_leaves_the_kept_channel_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

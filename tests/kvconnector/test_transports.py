@@ -41,13 +41,7 @@ def unused(pushes: Sequence[Push]) -> Sequence[Push]:
 
 
 def hand_over(pair: Pair) -> None:
-    ticket, text = pair.ticket()
-    pair.open(ticket, TOKENS)
-    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
-    pair.fill(ticket, OURS, TOKENS)
-    pair.pump(ticket)
-    assert pair.outcome().reason is None
-    pair.settle(ticket, "drained", "loaded")
+    pair.hand_over(TOKENS, OURS, THEIRS)
     ours, theirs = read(pair.producer.cache, OURS, 0, TOKENS), read(pair.consumer.cache, THEIRS, 0, TOKENS)
     np.testing.assert_array_equal(ours, theirs)
 
