@@ -5,7 +5,8 @@
     ├── PluginError               a plugin could not be loaded, or two use one name
     ├── LayoutError               a layout text, or a cache that is not what its layout says
     ├── Refused                   two sides do not mean the same; names the field
-    │   └── TicketRefused         a ticket is forged, expired, replayed, or for another incarnation
+    │   ├── TicketRefused         a ticket is forged, expired, replayed, or for another incarnation
+    │   └── CastRefused           a value of the cache does not fit the other side's element type
     ├── HandoffError              a handoff that had begun did not end well
     │   ├── PeerGone              the connection to the peer broke or was never there
     │   ├── DeadlineExceeded      the ticket's time ran out
@@ -93,6 +94,11 @@ class Refused(DeeplinkError):
 
 class TicketRefused(Refused):
     code = "ticket_refused"
+
+
+class CastRefused(Refused):
+    code = "cast_refused"
+    status = 502
 
 
 class HandoffError(DeeplinkError):
