@@ -76,11 +76,10 @@ def between(source: str, target: str, ratio: float = 1.0) -> Cast | None:
         bound = "error at most 1/254 of the largest magnitude of the same token and head; refuses infinities and NaN"
         return Cast(source, target, False, bound, 0.0, SMALLEST_SCALE / 2, row=ROW)
     if source == INTEGER and target in FORMATS:
-        # The product of a code and its scale is rounded to float32, then to the target.
+        # Code minus zero and its product with the scale are each rounded to float32, the result to the target.
         to = FORMATS[target]
-        relative = 2.0**-24 + (2.0**-to.precision if to.precision < 24 else 0.0)
-        absolute = math.ldexp(0.5, to.quantum) * (1 + 2.0**-16)
-        bound = _worded(relative, absolute, to.largest, infinite=True)
+        relative, absolute = max(2.0**-to.precision, 2.0**-23), math.ldexp(1.0, to.quantum)
+        bound = _worded(relative, absolute, to.largest, infinite=False)
         return Cast(source, target, False, bound, relative, absolute, largest=to.largest)
     return None
 
@@ -112,7 +111,7 @@ def _worded(relative: float, absolute: float, largest: float, infinite: bool) ->
 
 
 def _power(text: str, bound: float) -> str:
-    """Rounded up to a power of two for people, when it is one but for the last few bits."""
+    """A bound that is a power of two but for a few last bits is said without those."""
     mantissa, exponent = math.frexp(bound)
     return f"{text} 2^{exponent - 1}" if mantissa < 0.5 * (1 + 2.0**-12) else f"{text} {bound:.3g}"
 
