@@ -9,6 +9,7 @@
     │   └── CastRefused           a value of the cache does not fit the other side's element type
     ├── HandoffError              a handoff that had begun did not end well
     │   ├── PeerGone              the connection to the peer broke or was never there
+    │   │   └── LinkLost          nothing is heard of the peer any more, which may be the link
     │   ├── DeadlineExceeded      the ticket's time ran out
     │   ├── DigestMismatch        the bytes that arrived are not the bytes that were staged
     │   ├── ProtocolError         the peer sent what the wire format does not allow
@@ -108,6 +109,10 @@ class HandoffError(DeeplinkError):
 
 class PeerGone(HandoffError):
     code = "peer_gone"
+
+
+class LinkLost(PeerGone):
+    code = "link_lost"
 
 
 class DeadlineExceeded(HandoffError):

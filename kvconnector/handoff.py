@@ -28,8 +28,9 @@ FINAL = frozenset({"drained", "aborted", "expired", "failed", "loaded"})
 class Record(msgspec.Struct, frozen=True):
     """What can be told about one handoff.
 
-    `tokens` and `kv_bytes` count what was moved (so far); `milliseconds` runs from the claim (consumer) or the
-    opening (producer) to the end; `digest` is the sum of the tile digests of what was moved, 16 hex digits.
+    `tokens` and `kv_bytes` count what was moved (so far), over all claims; `milliseconds` runs from the claim
+    (consumer) or the opening (producer) to the end; `digest` is the sum of the tile digests of what was moved, 16 hex
+    digits; `resumed` counts how often it went on after a broken link.
     """
 
     handoff: str
@@ -40,6 +41,7 @@ class Record(msgspec.Struct, frozen=True):
     kv_bytes: int = 0
     milliseconds: float = 0.0
     digest: str = ""
+    resumed: int = 0
 
 
 class Ledger:
@@ -74,6 +76,7 @@ class Ledger:
         tokens: int = 0,
         kv_bytes: int = 0,
         digest: int | None = None,
+        resumed: int = 0,
     ) -> bool:
         """Close a record. False when it had ended already: a late notice changes nothing."""
         with self._lock:
@@ -88,6 +91,7 @@ class Ledger:
                 kv_bytes=kv_bytes,
                 milliseconds=(time.monotonic() - began) * 1000,
                 digest="" if digest is None else f"{digest:016x}",
+                resumed=resumed,
             )
             self.ended_by_state[state] += 1
             while len(self._ended) > KEPT:

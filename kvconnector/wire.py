@@ -7,6 +7,7 @@ sense ProtocolError. Nothing here reads more than it was asked to.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import secrets
 import select
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from deeplink import secret as shared
-from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError, Refused
+from deeplink.errors import DeadlineExceeded, LinkLost, PeerGone, ProtocolError, Refused
 
 MAGIC = b"DLK1"
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
@@ -69,6 +70,15 @@ class Shared:
                 self._socket.close()
 
 
+_CUT = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
+"""What the kernel says of a peer it hears nothing of, as opposed to one that has closed or never listened."""
+
+
+def broken(exc: OSError, what: str) -> PeerGone:
+    """The error for a connection that does not work any more, or never did."""
+    return (LinkLost if exc.errno in _CUT else PeerGone)(f"{what}: {exc}")
+
+
 def remaining(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
@@ -85,7 +95,9 @@ def connect(address: str, deadline: float) -> socket.socket:
         sock = socket.create_connection((host.strip("[]"), int(port)), remaining(deadline))
     except TimeoutError as exc:
         raise DeadlineExceeded(f"no answer from {address}") from exc
-    except (OSError, OverflowError, UnicodeError) as exc:  # UnicodeError: a host that cannot be a name
+    except OSError as exc:
+        raise broken(exc, f"cannot connect to {address}") from exc
+    except (OverflowError, UnicodeError) as exc:  # UnicodeError: a host that cannot be a name
         raise PeerGone(f"cannot connect to {address}: {exc}") from exc
     tune(sock)
     return sock
@@ -115,7 +127,7 @@ def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None
     except TimeoutError as exc:
         raise DeadlineExceeded("the peer does not take what is sent") from exc
     except OSError as exc:
-        raise PeerGone(f"the connection broke while sending: {exc}") from exc
+        raise broken(exc, "the connection broke while sending") from exc
 
 
 def send_all(sock: socket.socket, views: Sequence[bytes | memoryview], deadline: float) -> None:
@@ -128,7 +140,7 @@ def send_all(sock: socket.socket, views: Sequence[bytes | memoryview], deadline:
     except TimeoutError as exc:
         raise DeadlineExceeded("the peer does not take what is sent") from exc
     except OSError as exc:
-        raise PeerGone(f"the connection broke while sending: {exc}") from exc
+        raise broken(exc, "the connection broke while sending") from exc
 
 
 def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline: float) -> None:
@@ -144,7 +156,7 @@ def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline:
     except TimeoutError as exc:
         raise DeadlineExceeded("the peer sends nothing") from exc
     except OSError as exc:
-        raise PeerGone(f"the connection broke while receiving: {exc}") from exc
+        raise broken(exc, "the connection broke while receiving") from exc
 
 
 def _advance(left: deque[memoryview], count: int) -> None:
@@ -167,7 +179,7 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None
     except TimeoutError as exc:
         raise DeadlineExceeded("the peer sends nothing") from exc
     except OSError as exc:
-        raise PeerGone(f"the connection broke while receiving: {exc}") from exc
+        raise broken(exc, "the connection broke while receiving") from exc
 
 
 def receive(sock: socket.socket, length: int, deadline: float) -> bytes:

@@ -53,18 +53,20 @@ class WorkerHalf:
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         """Read the layout from the live tensors, prove it, and start to listen."""
         plugins = load_plugins()
-        group, cache = adapter.read_group(self._vllm_config, self._kv_cache_config, tensors, plugins.layouts)
-        probe.prove(self._vllm_config, cache, tensors)
+        group = adapter.read_group(self._vllm_config, self._kv_cache_config, tensors, plugins.layouts)
+        probe.prove(self._vllm_config, group.values, tensors)
         model = adapter.read_model(self._vllm_config)
         settings = self._config.kv
         transfer = self._vllm_config.kv_transfer_config
         self._endpoint = Endpoint(
-            cache,
+            (group,),
             Settings(settings.host, settings.staging, settings.chunk, settings.digest == "always"),
             self._secret,
             transfer.engine_id,
             start(plugins.transports.items, settings.host, self._secret),
-            lambda channel, transports: adapter.make_contract(self._vllm_config, group, model, channel, transports),
+            lambda channel, transports: adapter.make_contract(
+                self._vllm_config, group.spec, model, channel, transports
+            ),
         )
 
     def start(self, orders: Orders) -> None:
@@ -94,7 +96,7 @@ class WorkerHalf:
                 self._producing[open_.request] = None
         for fill in orders.fills:
             if self._producing.get(fill.request) == fill.handoff:
-                producer.fill(fill.handoff, fill.table, fill.computed)
+                producer.fill(fill.handoff, (fill.table,), fill.computed)
         for handoff in orders.aborts:
             producer.abort(handoff)
         producer.pump()
