@@ -206,6 +206,11 @@ class Channel:
         with self._use() as sock:
             return wire.readable(sock, seconds)
 
+    def ended(self) -> bool:
+        """Whether the peer has closed the connection and all it said has been read. Does not wait."""
+        with self._use() as sock:
+            return wire.ended(sock)
+
     def last_words(self) -> Reason | None:
         """Why the peer left, if it said so before: a Fail or Quit that has arrived and was not read yet.
 

@@ -29,8 +29,8 @@ class Record(msgspec.Struct, frozen=True):
     """What can be told about one handoff.
 
     `tokens` and `kv_bytes` count what was moved (so far), over all claims; `milliseconds` runs from the claim
-    (consumer) or the opening (producer) to the end; `digest` is the sum of the tile digests of what was moved, 16 hex
-    digits; `resumed` counts how often it went on after a broken link.
+    (consumer) or the opening (producer) to the end; `digest` is the sum of the tile digests of what was moved, 16
+    hex digits; `resumed` counts how often it went on after a broken link.
     """
 
     handoff: str

@@ -27,11 +27,26 @@ class Staged:
 
 
 @dataclass(slots=True, eq=False)
+class Announced:
+    """A part of a staged chunk, on its way. `last` says that the claim is done with the chunk when this has landed;
+    a chunk of which the claim wants nothing is announced to nobody, and has landed at once."""
+
+    staged: Staged
+    last: bool
+    number: int = -1
+    part: int = -1
+    digests: digest.Tiles | None = None
+    length: int = 0
+    landed: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Taking:
     """One claim, and how far it has come: it is done with the first `done` staged chunks.
 
     `channel` and `link` are those it is served on now. After a broken connection it has until `lost_until` (monotonic
-    seconds) to come back; `broke` is then what broke it. `tokens` are counted for each part of the claim.
+    seconds) to come back; `broke` is then what broke it, and `flying` what was under way. `tokens` are counted for each
+    part of the claim.
     """
 
     done: int = 0
@@ -39,6 +54,7 @@ class Taking:
     link: Link | None = None
     lost_until: float | None = None
     broke: DeeplinkError | None = None
+    flying: list[Announced] = field(default_factory=list)
     over: bool = False
     resumed: int = 0
     tokens: dict[int, int] = field(default_factory=dict)

@@ -33,6 +33,7 @@ from deeplink.errors import (
     LinkLost,
     PeerGone,
     Reason,
+    Refused,
     TicketRefused,
 )
 from deeplink.kvconnector import channel as ch
@@ -285,7 +286,7 @@ class Producer:
         """The claim is no longer served on this channel: because it is over, or because the connection broke."""
         with self._changed:
             taking.channel = None
-            broken = isinstance(failure, PeerGone) and channel.broken and offer.ended is None
+            broken = offer.ended is None and failure is not None and _broken(failure, channel)
             if broken:
                 seconds = LOST_SECONDS if isinstance(failure, LinkLost) else CLOSED_SECONDS
                 taking.broke = failure
@@ -364,6 +365,14 @@ class Producer:
                 )
             for offer, taking in gone:
                 self._finish(offer, taking, taking.broke)
+
+
+def _broken(failure: DeeplinkError, channel: ch.Channel) -> bool:
+    """Whether the connection failed, rather than the claim. A consumer that has lost the channel withdraws its regions,
+    which may be heard of before the channel's end is."""
+    if isinstance(failure, Refused):
+        return failure.field == "region"
+    return isinstance(failure, PeerGone) and channel.broken
 
 
 def _casts(group: Group, dtype: str) -> bool:

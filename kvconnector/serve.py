@@ -15,7 +15,7 @@ from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import digest, wire
 from deeplink.kvconnector.group import Group, Wire
-from deeplink.kvconnector.offer import Offer, Staged, Taking
+from deeplink.kvconnector.offer import Announced, Offer, Staged, Taking
 from deeplink.kvconnector.pool import Pool
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport.base import Link, Push, Transport
@@ -25,20 +25,6 @@ AHEAD = 3
 LOOK = 0.05
 """Seconds between two looks at what else may have happened while a consumer or prefill is waited for."""
 _MASK = (1 << 64) - 1
-
-
-@dataclass(slots=True, eq=False)
-class _Announced:
-    """A part of a staged chunk, on its way. `last` says that the claim is done with the chunk when this has landed;
-    a chunk of which the claim wants nothing is announced to nobody, and has landed at once."""
-
-    staged: Staged
-    last: bool
-    number: int = -1
-    part: int = -1
-    digests: digest.Tiles | None = None
-    landed: bool = False
-    length: int = 0
 
 
 @dataclass(slots=True)
@@ -54,7 +40,7 @@ class Serving:
     links: Pool[Link]
     transports: Mapping[str, Transport]
     changed: threading.Condition
-    _waiting: deque[_Announced] = field(default_factory=deque)
+    _waiting: deque[Announced] = field(default_factory=deque)
     _number: int = 0
 
     def move(self) -> None:
@@ -62,6 +48,7 @@ class Serving:
         parts = [part for part in self.claim.parts if part.start < part.stop]
         if not parts:
             return
+        self._recount()
         self._attach(self.links.take(self._peer) or self._connect())
         covered = [part.start for part in self.claim.parts]
         index, healthy = self.taking.done, False
@@ -84,8 +71,11 @@ class Serving:
             # The consumer says farewell and withdraws its regions; a push that breaks tells less than the farewell.
             if isinstance(exc, (PeerGone, Refused)) and (reason := self.channel.last_words()) is not None:
                 raise DeeplinkError.from_reason(reason) from exc
+            if isinstance(exc, Refused) and self.channel.broken:
+                raise PeerGone("the connection to the consumer broke") from exc
             raise
         finally:
+            self.taking.flying = [one for one in self._waiting if not one.landed]
             self._detach(healthy)
 
     # -- the link --------------------------------------------------------------------------------------------
@@ -140,7 +130,7 @@ class Serving:
             if part.group == staged.group and chunk.stop > covered[place] and chunk.start < part.stop
         ]
         if not wanted:
-            self._waiting.append(_Announced(staged, True, landed=True))
+            self._waiting.append(Announced(staged, True, landed=True))
             self._settle()
             return
         form = self._form(staged)
@@ -148,13 +138,12 @@ class Serving:
             staged.digests = self._digest(staged, form)
         for place in wanted:
             part = _wire(form, self.claim.parts[place])
-            one = _Announced(staged, place == wanted[-1], self._number, place, form.part_of(staged.digests, part))
-            one.length = part.length(chunk.tokens)
+            tiles = form.part_of(staged.digests, part)
+            one = Announced(staged, place == wanted[-1], self._number, place, tiles, part.length(chunk.tokens))
             self._number += 1
             self._waiting.append(one)
-            assert one.digests is not None
             self.channel.send(
-                ch.Chunk(one.number, place, chunk.start, chunk.stop, one.length, one.digests.tobytes()),
+                ch.Chunk(one.number, place, chunk.start, chunk.stop, one.length, tiles.tobytes()),
                 self.offer.deadline,
             )
             covered[place] = chunk.stop
@@ -177,14 +166,20 @@ class Serving:
                 return
         raise ProtocolError(f"{type(message).__name__} out of turn")
 
-    def _count(self, one: _Announced) -> None:
+    def _recount(self) -> None:
+        """Of what was under way when the last connection broke, this claim says what has landed all the same."""
+        for one in self.taking.flying:
+            if one.part < len(self.claim.parts) and one.staged.chunk.stop <= self.claim.parts[one.part].start:
+                self._count(one)
+
+    def _count(self, one: Announced) -> None:
         taking, chunk = self.taking, one.staged.chunk
         taking.tokens[one.part] = taking.tokens.get(one.part, 0) + chunk.tokens
         taking.moved += one.length
         if one.digests is not None:
             taking.total = (taking.total + digest.total(one.digests)) & _MASK
 
-    def _push(self, one: _Announced, key: bytes) -> None:
+    def _push(self, one: Announced, key: bytes) -> None:
         """Over a fresh link once, should the one that was kept have died without our noticing."""
         staged = one.staged
         with self.changed:
@@ -196,7 +191,7 @@ class Serving:
             try:
                 self._link.push(pushes, self.offer.deadline)
             except PeerGone:
-                if self.offer.ended is not None or self.taking.channel is not self.channel or self.channel.readable(0):
+                if self.offer.ended is not None or self.taking.channel is not self.channel or self.channel.ended():
                     raise
                 self._detach(healthy=False)
                 self._attach(self._connect())
@@ -214,7 +209,7 @@ class Serving:
             raise PeerGone("the claim has been taken over by a newer connection")
         return link
 
-    def _pushes(self, one: _Announced, key: bytes) -> Sequence[Push]:
+    def _pushes(self, one: Announced, key: bytes) -> Sequence[Push]:
         tokens = one.staged.chunk.tokens
         form = self._form(one.staged)
         view = self.staging.view(one.staged.piece)

@@ -198,6 +198,14 @@ def readable(sock: socket.socket, seconds: float) -> bool:
         raise PeerGone(f"the connection is closed: {exc}") from exc
 
 
+def ended(sock: socket.socket) -> bool:
+    """Whether the stream is at its end now. Reads nothing, waits for nothing."""
+    try:
+        return readable(sock, 0) and not sock.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
+
+
 def greet(sock: socket.socket, secret: bytes, purpose: str, *, server: bool, deadline: float) -> None:
     """Mutual challenge and response: each side proves it knows the key derived for `purpose`.
 
