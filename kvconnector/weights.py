@@ -91,7 +91,7 @@ def _files(folder: Path) -> tuple[list[Path], set[str]]:
         except (OSError, RecursionError, msgspec.DecodeError) as exc:
             raise ConfigError(f"{index} is not an index of safetensors: {exc}", field="model.weights") from exc
         for name in sorted(set(listed.values())):
-            if Path(name).name != name or not (folder / name).is_file():
+            if os.path.basename(name) != name or not os.path.isfile(folder / name):  # False also for impossible names
                 raise _incomplete(folder, f"no file {name}")
         return [folder / name for name in sorted(set(listed.values()))], set(listed)
     if files := sorted(folder.glob("*.safetensors")):

@@ -201,6 +201,8 @@ def test_an_index_says_which_files_count(tmp_path: Path) -> None:
         ({"more": "model-00001-of-00001.safetensors"}, "no file model-00001-of-00001"),
         ({"more": "../a/model-00000-of-00001.safetensors"}, "no file"),
         ({"more": ""}, "no file"),
+        ({"more": "x" * 300}, "no file x"),
+        ({"more": "a\0b"}, "no file"),
         ({"more": "model-00000-of-00001.safetensors"}, "no tensor more"),
     ],
 )
