@@ -65,9 +65,10 @@ class Cast:
 def between(source: str, target: str, ratio: float = 1.0) -> Cast | None:
     """The cast from `source` to `target`, or None if there is none: opaque records are only ever themselves.
 
-    `ratio` is the source's scale over the target's. The scales of int8 come with the data, so it does not apply there.
+    `ratio` is the source's scale over the target's; it must be positive and finite, else there is no cast. The scales
+    of int8 come with the data, so it does not apply there.
     """
-    if source not in ELEMENTS or target not in ELEMENTS:
+    if source not in ELEMENTS or target not in ELEMENTS or not 0.0 < ratio < math.inf:
         return None
     if source == target and (ratio == 1.0 or source not in FORMATS):
         return Cast(source, target, True, "exact", 0.0, 0.0)

@@ -88,10 +88,11 @@ class _Lane:
 def _lanes(source: Elements, target: Elements, source_scale: Scale, target_scale: Scale) -> Iterator[_Lane]:
     layers, sides = source.shape[:2]
     scales = [np.broadcast_to(np.asarray(scale, np.float64), (layers, sides)) for scale in (source_scale, target_scale)]
-    for scale in scales:
-        if not (np.isfinite(scale) & (scale > 0)).all():
-            raise CastRefused("a scale is not a positive number", field="cast", ours=str(scale.tolist()))
-    ratios = scales[0] / scales[1]
+    with np.errstate(all="ignore"):
+        ratios = scales[0] / scales[1]
+    for each in (*scales, ratios):
+        if not (np.isfinite(each) & (each > 0)).all():
+            raise CastRefused("a scale is not a positive number", field="cast", ours=str(each.tolist()))
     if not source.size:
         return
     if (ratios == ratios[0, 0]).all():

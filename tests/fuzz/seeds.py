@@ -12,23 +12,49 @@ from targets import KEY
 from deeplink.errors import Reason
 from deeplink.kvconnector import channel, contract, ticket
 from deeplink.kvconnector.catalogue import LAYOUTS
-from deeplink.kvconnector.contract import local_address
+from deeplink.kvconnector.contract import Scales, local_address
 from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.wire import MAGIC
 
+PLAIN = make_contract("p", "prefill", make_group(VEC, 64), channel="127.0.0.1:1", tcp="127.0.0.1:2")
+LOCAL = make_contract("d", "both", make_group(HND, 128), channel="[::1]:3", shm=local_address("host.1", "a"), tcp="h:4")
+_fp8 = msgspec.structs.replace(
+    make_group(NHD, 16, "float8_e4m3fn"), scales=Scales("tensor", (0.5, 0.25, 1.0, 2.0, 1e-3, 3.5))
+)
+_int8 = msgspec.structs.replace(
+    make_group(SLOTS, 1, "int8"), layers=(3,), scales=Scales("token-head", (), "block token head (kv dim)")
+)
+_sliding = msgspec.structs.replace(make_group(HND, 32, "float16"), layers=(4, 5), kind="sliding", window=128)
 CONTRACTS = [
-    make_contract("p", "prefill", make_group(VEC, 64), channel="127.0.0.1:1", tcp="127.0.0.1:2"),
-    make_contract("d", "both", make_group(HND, 128), channel="[::1]:3", shm=local_address("host.1", "a"), tcp="h:4"),
+    PLAIN,
+    LOCAL,
     msgspec.structs.replace(
-        make_contract("e", "decode", make_group(SLOTS, 1), channel="h:1"), casts=("bfloat16->float16", "*->int8")
+        make_contract("e", "decode", _fp8, channel="h:1", tcp="h:2"),
+        groups=(_fp8, _int8, _sliding),
+        ranks=tuple(
+            msgspec.structs.replace(
+                PLAIN.ranks[0], tp=rank, heads=((rank, rank + 1), (0, 2), (rank, rank + 1)), layers=(0, 6)
+            )
+            for rank in range(2)
+        ),
+        casts=("bfloat16->float16", "*->int8"),
     ),
 ]
-TICKET = ticket.Ticket("0" * 24, "p", "d", "127.0.0.1:1", 60_000, 2)
+TICKET = ticket.Ticket(
+    "0" * 24, "p", "d", ("127.0.0.1:1", "127.0.0.1:3"), 60_000, 2, takes=((0,), (0, 1)), wire=("float16",)
+)
 MESSAGES: list[channel.Message] = [
     channel.Hello(contract.encode(CONTRACTS[0])),
-    channel.Claim(ticket.mint(TICKET, SECRET), b"p" * 16, 0, 100, "tcp", "127.0.0.1:2"),
+    channel.Claim(
+        ticket.mint(TICKET, SECRET),
+        b"c" * 12,
+        b"p" * 16,
+        (channel.Part(0, (0, 1, 2), (0, 2), 0, 100), channel.Part(1, (3,), (0, 1), 64, 100)),
+        "tcp",
+        "127.0.0.1:2",
+    ),
     channel.Accept(),
-    channel.Chunk(0, 0, 64, 1 << 20, b"d" * 64),
+    channel.Chunk(0, 1, 0, 64, 1 << 20, b"d" * 64),
     channel.Grant(0, b"k" * 16),
     channel.Sent(1),
     channel.Landed(2),

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-from loopback import SECRET
+from loopback import NHD, SECRET, make_contract, make_group
 
 from deeplink.errors import (
     ConfigError,
@@ -57,12 +57,19 @@ def _usable(found: contract.Contract) -> None:
     """Whatever a peer states, both sides and the router get an answer about it, and can show and store it."""
     assert contract.decode(contract.encode(found)) == found
     assert contract.from_json(contract.to_json(found)) == found
-    for pair in ((found, found), (found, msgspec.structs.replace(found, epoch=found.epoch + "'"))):
+    twin = msgspec.structs.replace(found, epoch=f"{found.epoch[:8]}'")
+    for pair in ((found, found), (found, twin), (known(), found), (found, known())):
         assert isinstance(negotiate(*pair), (Agreement, Refusal))
         str(compare(*pair))
     for name in found.casts:
         with contextlib.suppress(ConfigError):
             parse_consent(name)
+
+
+@cache
+def known() -> contract.Contract:
+    group = make_group(NHD, 16, "bfloat16")
+    return make_contract("known", "both", group, channel="127.0.0.1:1", tcp="127.0.0.1:2")
 
 
 def channel_message(data: bytes) -> None:

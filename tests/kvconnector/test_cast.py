@@ -380,6 +380,17 @@ def test_a_scale_is_a_positive_number(scale: float) -> None:
         cast_codes("float8_e4m3fn", "bfloat16", [0], source_scale=scale)
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(1e300, 1e-300), (1e-300, 1e300)])
+def test_scales_too_far_apart_are_refused(ours: float, theirs: float) -> None:
+    with pytest.raises(CastRefused, match="scale"):
+        cast_codes("float8_e4m3fn", "bfloat16", [0], source_scale=ours, target_scale=theirs)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, math.nan, math.inf])
+def test_there_is_no_cast_for_what_is_no_ratio(ratio: float) -> None:
+    assert between("float8_e4m3fn", "bfloat16", ratio) is None
+
+
 @pytest.mark.parametrize("extreme", [1e300, 1e-300])
 def test_extreme_scales_are_refused_or_within_the_bound(extreme: float) -> None:
     one = rounded("float8_e4m3fn", 1.0)

@@ -141,7 +141,6 @@ OTHER_MODEL = [
 
 OTHER_CACHE = [
     Pair("layers skipped on one side", {"group.layers": (0, 1, 2)}, {"group.layers": (0, 2)}, "groups[0].layers"),
-    Pair("layers in another order", {"group.layers": (0, 1, 2)}, {"group.layers": (2, 1, 0)}, "groups[0].layers"),
     Pair("sliding on one side", {"group.kind": "full"}, {"group.kind": "sliding:4096"}, "groups[0].kind"),
     Pair("windows of two lengths", {"group.kind": "sliding:1024"}, {"group.kind": "sliding:4096"}, "groups[0].kind"),
     Pair("another number of KV heads in all", {"group.heads": 2}, {"group.heads": 4}, "groups[0].heads"),
