@@ -53,10 +53,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     head = "| figure | value | mark | ratio | goal | met |\n|---|---|---|---|---|---|\n"
     return head + "\n".join(
-        f"| `{row['name']}` | {row['value']:.1f} {row['unit']} | {row['mark']:.1f} ({row['mark_name']}) "
+        f"| `{row['name']}` | {_number(row['value'])} {row['unit']} | {_number(row['mark'])} ({row['mark_name']}) "
         f"| {row['ratio']:.2f} | {row['goal']} | {'' if row['met'] is None else 'yes' if row['met'] else 'no'} |"
         for row in rows
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
 
 
 def write_table(name: str, result: dict[str, Any]) -> None:

@@ -28,7 +28,8 @@ ARROW = "->"
 ROW = 1 / 254 + 2**-22
 """int8 has 127 steps up to the row's largest magnitude and is off by half of one, and by the rounding of the scale."""
 SMALLEST_SCALE = 2.0**-126
-"""An int8 row has at least this scale, so that no scale is subnormal or, for a row of zeros, zero."""
+"""An int8 row has at least this scale, so that no scale is subnormal or, for a row of zeros, zero. Where the process
+flushes subnormals, smaller values become zero with int8, and only there: that cast computes with float32."""
 
 _WOBBLE = 2.0**-20
 """Share of the rounding error by which scales that are no powers of two may raise it: they are applied in float64."""
@@ -64,9 +65,10 @@ class Cast:
 def between(source: str, target: str, ratio: float = 1.0) -> Cast | None:
     """The cast from `source` to `target`, or None if there is none: opaque records are only ever themselves.
 
-    `ratio` is the source's scale over the target's. The scales of int8 come with the data, so it does not apply there.
+    `ratio` is the source's scale over the target's; it must be positive and finite, else there is no cast. The scales
+    of int8 come with the data, so it does not apply there.
     """
-    if source not in ELEMENTS or target not in ELEMENTS:
+    if source not in ELEMENTS or target not in ELEMENTS or not 0.0 < ratio < math.inf:
         return None
     if source == target and (ratio == 1.0 or source not in FORMATS):
         return Cast(source, target, True, "exact", 0.0, 0.0)
@@ -74,11 +76,11 @@ def between(source: str, target: str, ratio: float = 1.0) -> Cast | None:
         return _floating(source, target, ratio)
     if source in FORMATS and target == INTEGER:
         bound = "error at most 1/254 of the largest magnitude of the same token and head; refuses infinities and NaN"
-        return Cast(source, target, False, bound, 0.0, SMALLEST_SCALE / 2, row=ROW)
+        return Cast(source, target, False, bound, 0.0, SMALLEST_SCALE, row=ROW)
     if source == INTEGER and target in FORMATS:
         # Code minus zero and its product with the scale are each rounded to float32, the result to the target.
         to = FORMATS[target]
-        relative, absolute = max(2.0**-to.precision, 2.0**-23), math.ldexp(1.0, to.quantum)
+        relative, absolute = max(2.0**-to.precision, 2.0**-23), max(math.ldexp(1.0, to.quantum), SMALLEST_SCALE)
         bound = _worded(relative, absolute, to.largest, infinite=False)
         return Cast(source, target, False, bound, relative, absolute, largest=to.largest)
     return None

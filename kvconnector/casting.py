@@ -2,9 +2,11 @@
 
 numpy has neither bfloat16 nor any 8-bit float, so elements are unsigned integers of the right size, here as in
 `deeplink.kvconnector.convert`. From a type of 8 or 16 bits, a cast is a look-up in a table of what each code becomes,
-whatever the formats and scales; 8-bit elements are looked up in pairs. From float32 it is integer arithmetic: rounding
-to odd at 16 bits loses nothing that decides the rounding to 8 bits, so that table serves both. All of it runs block by
-block, so that what is intermediate stays in the processor's cache.
+whatever the formats and scales; 8-bit elements are looked up in pairs. Between 16 and 32 bits it is integer arithmetic;
+from 32 to 8 it is both, since rounding to odd at 16 bits loses nothing that decides the rounding to 8. All of it runs
+block by block, so that what is intermediate stays in the processor's cache.
+
+None of it depends on whether the process flushes subnormal floats to zero, as some libraries make it do.
 
 Axes: L layer, S kv (K then V), H head, T token of the chunk, D dim.
 """
@@ -86,10 +88,11 @@ class _Lane:
 def _lanes(source: Elements, target: Elements, source_scale: Scale, target_scale: Scale) -> Iterator[_Lane]:
     layers, sides = source.shape[:2]
     scales = [np.broadcast_to(np.asarray(scale, np.float64), (layers, sides)) for scale in (source_scale, target_scale)]
-    for scale in scales:
-        if not (np.isfinite(scale) & (scale > 0)).all():
-            raise CastRefused("a scale is not a positive number", field="cast", ours=str(scale.tolist()))
-    ratios = scales[0] / scales[1]
+    with np.errstate(all="ignore"):
+        ratios = scales[0] / scales[1]
+    for each in (*scales, ratios):
+        if not (np.isfinite(each) & (each > 0)).all():
+            raise CastRefused("a scale is not a positive number", field="cast", ours=str(each.tolist()))
     if not source.size:
         return
     if (ratios == ratios[0, 0]).all():
@@ -181,12 +184,13 @@ def _block(source: str, target: str, ratio: float, codes: Elements, out: Element
     elif bits == 16 and ratio == 1.0 and (source, target) == ("bfloat16", "float32"):
         np.copyto(out, codes)
         np.left_shift(out, 16, out=out)
+    elif bits == 16 and ratio == 1.0 and (source, target) == ("float16", "float32"):
+        _from_float16(codes, out)
     elif bits == 16:
         np.take(_table(source, target, ratio), codes, out=out, mode="clip")
     elif ratio != 1.0:
-        with np.errstate(all="ignore"):
-            values = codes.view(np.float32).astype(np.float64) * ratio
-            np.copyto(out, encode(values, FORMATS[target]), casting="unsafe")
+        with np.errstate(over="ignore"):
+            np.copyto(out, encode(decode(codes, FORMATS[source]) * ratio, FORMATS[target]), casting="unsafe")
     elif target == "float16":
         with np.errstate(all="ignore"):
             np.copyto(out.view(np.float16), codes.view(np.float32), casting="same_kind")
@@ -209,6 +213,18 @@ def _to_bfloat16(codes: Elements, out: Elements, special: bool) -> None:
     if special:
         nan = (codes & 0x7FFF_FFFF) > FORMATS["float32"].infinity
         out[nan] = (codes[nan] >> 16) | 0x40
+
+
+def _from_float16(codes: Elements, out: Elements) -> None:
+    """Exponent and mantissa moved to their places, and what is no normal number looked up."""
+    np.copyto(out.view(np.int32), codes.view(np.int16))
+    out <<= 13
+    out &= 0x8FFF_E000
+    out += 112 << 23
+    beyond = ((codes & 0x7FFF) - np.uint16(0x400)) >= 0x7800
+    places = np.flatnonzero(beyond)
+    if places.size:
+        out[places] = _table("float16", "float32", 1.0)[codes[places]]
 
 
 @lru_cache(maxsize=128)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
+import mmap
+import platform
 import threading
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +21,7 @@ from hypothesis import strategies as st
 from numbers_by_hand import BITS, INFINITE, LARGEST, TYPES, magnitudes, rounded, value
 
 from deeplink.errors import CastRefused, ConfigError, LayoutError, Refused
+from deeplink.kvconnector import casting
 from deeplink.kvconnector.cast import Cast, between, parse_consent
 from deeplink.kvconnector.casting import BLOCK, apply
 from deeplink.kvconnector.codes import decode, encode
@@ -374,6 +380,17 @@ def test_a_scale_is_a_positive_number(scale: float) -> None:
         cast_codes("float8_e4m3fn", "bfloat16", [0], source_scale=scale)
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [(1e300, 1e-300), (1e-300, 1e300)])
+def test_scales_too_far_apart_are_refused(ours: float, theirs: float) -> None:
+    with pytest.raises(CastRefused, match="scale"):
+        cast_codes("float8_e4m3fn", "bfloat16", [0], source_scale=ours, target_scale=theirs)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, math.nan, math.inf])
+def test_there_is_no_cast_for_what_is_no_ratio(ratio: float) -> None:
+    assert between("float8_e4m3fn", "bfloat16", ratio) is None
+
+
 @pytest.mark.parametrize("extreme", [1e300, 1e-300])
 def test_extreme_scales_are_refused_or_within_the_bound(extreme: float) -> None:
     one = rounded("float8_e4m3fn", 1.0)
@@ -421,6 +438,41 @@ def test_threads_share_the_tables() -> None:
     for thread in threads:
         thread.join(20)
     assert not errors
+
+
+@contextlib.contextmanager
+def flushing() -> Iterator[None]:
+    """This thread's float arithmetic takes and gives zeros for subnormals, as after loading some libraries."""
+    if platform.machine() != "x86_64":
+        pytest.skip("needs x86-64")
+    try:
+        memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    except OSError as exc:
+        pytest.skip(f"needs executable memory: {exc}")
+    memory.write(b"\x0f\xae\x17\xc3")  # ldmxcsr [rdi]; ret
+    load = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+    load(ctypes.addressof(ctypes.c_uint32(0x1F80 | 0x8040)))
+    try:
+        assert (np.array([1], np.uint32).view(np.float32) * np.float32(1)).item() == 0
+        yield
+    finally:
+        load(ctypes.addressof(ctypes.c_uint32(0x1F80)))
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.7])
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_a_process_that_flushes_subnormals_changes_nothing(source: str, target: str, ratio: float) -> None:
+    step = 1 if BITS[source] < 32 else 40503
+    codes = np.arange(0, 1 << (BITS[source] - 1), step, dtype=storage_dtype(source))
+    codes = np.concatenate([codes[: 1 << 15], codes[: 1 << 15] | FORMATS[source].sign]).astype(codes.dtype)
+    values = np.abs(decode(codes, FORMATS[source])) * ratio
+    codes = codes[np.isnan(values) | (values <= FORMATS[target].brim)]
+    want = cast_codes(source, target, codes, source_scale=ratio)
+    with flushing():
+        casting._table.cache_clear()
+        casting._pairs.cache_clear()
+        got = cast_codes(source, target, codes, source_scale=ratio)
+    assert got == want
 
 
 @pytest.mark.parametrize(
