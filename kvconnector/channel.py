@@ -30,6 +30,7 @@ from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason
 from deeplink.kvconnector import wire
 from deeplink.kvconnector.contract import MAX_BYTES, Count, Name, Text
 from deeplink.kvconnector.handoff import Record
+from deeplink.kvconnector.tls import Tls
 
 PURPOSE = "channel"
 MAX_FRAME = 4 << 20
@@ -141,10 +142,10 @@ class Channel:
         self._sending = threading.Lock()
 
     @staticmethod
-    def connect(address: str, secret: bytes, deadline: float) -> Channel:
+    def connect(address: str, secret: bytes, deadline: float, tls: Tls | None = None) -> Channel:
         sock = wire.connect(address, deadline)
         try:
-            wire.greet(sock, secret, PURPOSE, server=False, deadline=deadline)
+            sock = wire.greet(sock, secret, PURPOSE, server=False, deadline=deadline, tls=tls)
         except DeeplinkError:
             sock.close()
             raise
@@ -184,10 +185,10 @@ class Channel:
         self._shared.close()
 
 
-def ask(address: str, secret: bytes, message: Ask | Cancel, seconds: float = 2.0) -> Answer:
+def ask(address: str, secret: bytes, message: Ask | Cancel, seconds: float = 2.0, tls: Tls | None = None) -> Answer:
     """One question to a process's channel. Raises PeerGone, DeadlineExceeded or Refused."""
     deadline = time.monotonic() + seconds
-    channel = Channel.connect(address, secret, deadline)
+    channel = Channel.connect(address, secret, deadline, tls)
     try:
         channel.send(message, deadline)
         answer = channel.receive(deadline)
