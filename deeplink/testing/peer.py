@@ -41,6 +41,10 @@ class Peer:
             self.address = self.ask(secret.hex())
             undo.pop_all()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, command: str) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
