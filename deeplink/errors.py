@@ -12,6 +12,7 @@
     │   │   └── LinkLost          nothing is heard of the peer any more, which may be the link
     │   ├── DeadlineExceeded      the ticket's time ran out
     │   ├── DigestMismatch        the bytes that arrived are not the bytes that were staged
+    │   ├── Corrupted             a link changed bytes on their way; none of them was acknowledged
     │   ├── ProtocolError         the peer sent what the wire format does not allow
     │   └── Aborted               one side gave the request up
     ├── RouteError                the router could not serve a request
@@ -122,6 +123,10 @@ class DeadlineExceeded(HandoffError):
 
 class DigestMismatch(HandoffError):
     code = "digest_mismatch"
+
+
+class Corrupted(HandoffError):
+    code = "corrupted"
 
 
 class ProtocolError(HandoffError):

@@ -36,6 +36,7 @@ from deeplink.kvconnector.contract import MAX_BYTES, Contract, Count, Name, Text
 from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.negotiate import Agreement
 from deeplink.kvconnector.ticket import MAX_TEXT as MAX_TICKET
+from deeplink.kvconnector.tls import Tls
 
 PURPOSE = "channel"
 MAX_FRAME = 4 << 20
@@ -170,10 +171,10 @@ class Channel:
         self._sending = threading.Lock()
 
     @staticmethod
-    def connect(address: str, secret: bytes, deadline: float) -> Channel:
+    def connect(address: str, secret: bytes, deadline: float, tls: Tls | None = None) -> Channel:
         sock = wire.connect(address, deadline)
         try:
-            wire.greet(sock, secret, PURPOSE, server=False, deadline=deadline)
+            sock = wire.greet(sock, secret, PURPOSE, server=False, deadline=deadline, tls=tls)
         except DeeplinkError:
             sock.close()
             raise
@@ -227,10 +228,10 @@ class Channel:
         self._shared.close()
 
 
-def ask(address: str, secret: bytes, message: Ask | Cancel, seconds: float = 2.0) -> Answer:
+def ask(address: str, secret: bytes, message: Ask | Cancel, seconds: float = 2.0, tls: Tls | None = None) -> Answer:
     """One question to a process's channel. Raises PeerGone, DeadlineExceeded or Refused."""
     deadline = time.monotonic() + seconds
-    channel = Channel.connect(address, secret, deadline)
+    channel = Channel.connect(address, secret, deadline, tls)
     try:
         channel.send(message, deadline)
         answer = channel.receive(deadline)

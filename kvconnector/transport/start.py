@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from deeplink.errors import ConfigError
 from deeplink.kvconnector.transport.base import Transport
@@ -28,13 +29,21 @@ class Transports:
             transport.close()
 
 
-def start(factories: Mapping[str, Callable[..., Transport]], host: str, secret: bytes) -> Transports:
-    """Start each of them. Raises ConfigError when none is left; the caller closes the result."""
+def start(
+    factories: Mapping[str, Callable[..., Transport]],
+    host: str,
+    secret: bytes,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Transports:
+    """Start each of them, with the keyword arguments that `options` has under its name.
+
+    Raises ConfigError when none is left; the caller closes the result.
+    """
     running: dict[str, Transport] = {}
     failed: dict[str, Exception] = {}
     for name, factory in sorted(factories.items()):
         try:
-            running[name] = factory(host, secret)
+            running[name] = factory(host, secret, **(options or {}).get(name, {}))
         except Exception as exc:  # noqa: BLE001 - a library that does not work here must not take the engine down
             failed[name] = exc
             log.warning("deeplink transport %s does not start here: %s", name, exc or repr(exc))
