@@ -70,6 +70,10 @@ class KVSection(_Strict):
     digest: Annotated[
         Literal["always", "off"], Field(description="verify a digest of every tile before it is loaded")
     ] = "always"
+    trust: Annotated[
+        Literal["peers", "fabric"],
+        Field(description="fabric: also use transports that cannot authenticate; whoever is on the network is trusted"),
+    ] = "peers"
 
 
 class Config(_Strict):
