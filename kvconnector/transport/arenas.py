@@ -6,9 +6,8 @@ within a registered range only uses that once more.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,18 +61,6 @@ class Arenas:
             if not cover.users and cover in self._covers:
                 self._covers.remove(cover)
                 self._unregister(cover.registration)
-
-    @contextlib.contextmanager
-    def using(self, wanted: Sequence[Range]) -> Iterator[list[Cover]]:
-        """For the time of a push. Take covers out of the list to keep them longer."""
-        covers: list[Cover] = []
-        try:
-            for each in wanted:
-                covers.append(self.use(each))
-            yield covers
-        finally:
-            for cover in covers:
-                self.leave(cover)
 
     def close(self) -> None:
         with self._lock:

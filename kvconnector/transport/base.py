@@ -85,7 +85,7 @@ class Transport(Protocol):
         """
 
     def stage(self, memory: memoryview) -> None:
-        """Within this memory lies what will be registered and what will be pushed: for libraries that must know it first.
+        """What will be registered and pushed lies within such an arena: for libraries that must know memory first.
 
         Raises whatever keeps the transport from being used. Memory outside may cost a registration each time.
         """

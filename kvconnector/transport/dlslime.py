@@ -1,8 +1,8 @@
 """DLSlime's RDMA endpoints, where there are NICs.
 
-One device and one memory pool serve all links; each link has an endpoint of its own at both ends, whose description goes
-over our socket. Memory is named, and bytes in it are addressed by offset. One call takes at most 4096 pieces before the
-library splits it, and reports the end of the last part alone; its future can only be waited for, so a thread does that.
+One device and one memory pool serve all links; each link has an endpoint of its own at both ends, whose description
+goes over our socket. Memory is named, and bytes in it are addressed by offset. Of more than 4096 pieces in one call the
+library makes several parts, and reports the end of the last alone. Its future can only be waited for, in a thread.
 
 Its TCP endpoint is not used: that reads and writes any address of the process for anyone who connects, and reports a
 write as done before it has arrived.

@@ -60,4 +60,4 @@ class Library(Protocol):
         """For the end that owns the memory, or the one that writes."""
 
     def close(self) -> None:
-        """Everything that was registered is unregistered by now. Later calls of anything do nothing or raise PeerGone."""
+        """All that was registered is unregistered by now. Later calls of anything do nothing or raise PeerGone."""

@@ -1,8 +1,8 @@
-"""NIXL: writes through UCX, which chooses what carries them (RDMA, shared pages of one host, TCP) and knows device memory.
+"""NIXL: writes through UCX, which chooses what carries them: RDMA, copies between the processes of a host, or TCP.
 
 The agents' metadata goes over our own socket. There is no progress thread, because NIXL's spins: the pusher progresses
-when it looks at a transfer, the owner's end while a push into its memory is under way. One agent serves all links; it is
-used by one thread at a time.
+when it looks at a transfer, the owner's end while a push into its memory is under way. One agent serves all links, and
+is used by one thread at a time.
 
 NIXL has no timeout, and cannot call back what it has posted. Under UCX's path within one host (process_vm_writev) a
 transfer is over when the posting call returns.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import secrets
 import threading
 from collections import Counter
@@ -29,6 +30,8 @@ from deeplink.kvconnector.transport.base import Capabilities, Transport
 from deeplink.kvconnector.transport.library import Flight, Session
 from deeplink.kvconnector.transport.onesided import OneSided
 from deeplink.kvconnector.transport.pieces import Addresses, Pieces
+
+log = logging.getLogger(__name__)
 
 NAME = "nixl"
 BACKEND = "UCX"
@@ -100,8 +103,13 @@ class NixlLibrary:
             return agent.register_memory([(start, length, 0, "")], MEMORY)
 
     def unregister(self, registration: object) -> None:
-        with contextlib.suppress(PeerGone), self.using() as agent:
-            agent.deregister_memory(registration)
+        try:
+            with self.using() as agent:
+                agent.deregister_memory(registration)
+        except PeerGone:
+            pass
+        except HandoffError as exc:
+            log.warning("NIXL does not unregister memory: %s", exc)
 
     def session(self, *, serving: bool) -> Session:
         return NixlSession(self, serving)

@@ -10,12 +10,12 @@ needs a conversation goes over a socket of ours, which authenticates:
 The Hellos carry how the two libraries find each other; no name service is needed. `Begin` names the regions and bounds
 of one push, which the owner checks; `Go` has their addresses. `Over` says that no region was withdrawn meanwhile.
 
-Withdrawing sends `Stop` and waits for `Ended`. A pusher that is frozen, killed or cut off does not send it, and what it
-has posted may still be written, today or when it wakes: then `withdraw` raises, and the memory stays out of use. A pusher
-whose deadline passes goes on watching what it has posted, and says `Ended` once that has ended.
+Withdrawing sends `Stop` and waits for `Ended`. A pusher that is frozen, killed or cut off does not send it, and what
+it has posted may still be written, today or when it wakes: then `withdraw` raises, and the memory stays out of use. A
+pusher whose deadline passes goes on watching what it has posted, and says `Ended` once that has ended.
 
-This holds against mistakes and faults, not against an attacker: whoever reaches the library's own ports, or speaks to it
-past us, is not asked for the secret. Hence `trust = "fabric"`.
+This holds against mistakes and faults, not against an attacker: whoever reaches the library's own ports, past us, is
+not asked for the secret. Hence `trust = "fabric"`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import contextlib
 import socket
 import threading
 import time
+import weakref
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, Refused
 from deeplink.kvconnector import wire
@@ -40,6 +41,8 @@ IDLE_SECONDS = 24 * 3600.0
 STOP_SECONDS = 2.0
 """How long a pusher that is told to stop may take; what it has posted is a batch at most."""
 FIRST_SECONDS = 10.0
+HURRY_SECONDS, LAZY_PAUSE = 10.0, 0.02
+"""A push that takes longer than the first is progressed in steps of the second: it is slow anyhow, or frozen."""
 
 
 class OneSided:
@@ -55,10 +58,12 @@ class OneSided:
         self._arenas = Arenas(library.register, library.unregister)
         self._kept: set[_Registered] = set()
         self._regions = Regions(let_go=STOP_SECONDS, one_sided=True)
+        # Also at the interpreter's exit, as libraries crash when that comes upon them.
+        self._tear_down = weakref.finalize(self, _tear_down, self._arenas, library)
         try:
             self._listener = Listener(host, secret, self._purpose, self._serve)
         except OSError:
-            library.close()
+            self._tear_down()
             raise
 
     @property
@@ -90,8 +95,7 @@ class OneSided:
 
     def close(self) -> None:
         self._listener.close()
-        self._arenas.close()
-        self._library.close()
+        self._tear_down()
 
     def _serve(self, sock: socket.socket) -> None:
         session = self._library.session(serving=True)
@@ -101,9 +105,8 @@ class OneSided:
             talk.send(sock, talk.Hello(session.describe()), time.monotonic() + FIRST_SECONDS)
             while True:
                 begin = talk.expect(sock, talk.Begin, time.monotonic() + IDLE_SECONDS)
-                news = b"" if version == self._arenas.version else session.describe()
-                version = self._arenas.version
-                self._serve_push(sock, session, begin, news)
+                before, version = version, self._arenas.version
+                self._serve_push(sock, session, begin, b"" if version == before else session.describe())
         finally:
             session.close()
 
@@ -118,19 +121,29 @@ class OneSided:
 
         try:
             with self._regions.writing(begin.parts, stop) as views:
-                bases = tuple(address(view) - low if view else 0 for view, (_, low, _) in zip(views, begin.parts, strict=True))
+                bases = tuple(
+                    address(view) - low if view else 0 for view, (_, low, _) in zip(views, begin.parts, strict=True)
+                )
                 with sending:
                     talk.send(sock, talk.Go(bases, news), time.monotonic() + FIRST_SECONDS)
+                began = time.monotonic()
                 for pause in pauses():
-                    if wire.readable(sock, pause):
+                    waited = time.monotonic() - began
+                    if wire.readable(sock, pause if waited < HURRY_SECONDS else LAZY_PAUSE):
                         break
                     session.progress()
+                    wire.remaining(began + IDLE_SECONDS)
                 talk.expect(sock, talk.Ended, time.monotonic() + FIRST_SECONDS)
         except Refused as exc:
             talk.send(sock, talk.No(exc.message), time.monotonic() + FIRST_SECONDS)
             return
         answer = talk.No("the region was withdrawn") if stopped.is_set() else talk.Over()
         talk.send(sock, answer, time.monotonic() + FIRST_SECONDS)
+
+
+def _tear_down(arenas: Arenas, library: Library) -> None:
+    arenas.close()
+    library.close()
 
 
 class _Registered:

@@ -78,7 +78,9 @@ def ranges(pieces: Pieces) -> list[Range]:
     stops = np.maximum.accumulate(pieces.source + pieces.length)
     first = np.flatnonzero(np.concatenate([[True], pieces.source[1:] > stops[:-1]]))
     last = np.concatenate([first[1:], [len(pieces)]]) - 1
-    return [(start, stop - start) for start, stop in zip(pieces.source[first].tolist(), stops[last].tolist(), strict=True)]
+    return [
+        (start, stop - start) for start, stop in zip(pieces.source[first].tolist(), stops[last].tolist(), strict=True)
+    ]
 
 
 def batches(pieces: Pieces, most_bytes: int, most_pieces: int) -> Iterator[Pieces]:

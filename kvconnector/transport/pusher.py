@@ -27,6 +27,10 @@ OUTLIVE_SECONDS = 600.0
 OUTLIVE_PAUSE = 0.01
 
 
+_abandoned: list[object] = []
+"""What a library may still use, for as long as this process lives."""
+
+
 @dataclass(slots=True)
 class _Posted:
     """One push, and what it holds: the sources, their registrations, and the flight that may still read them.
@@ -83,7 +87,9 @@ class OneSidedLink:
     def _push(self, posted: _Posted, deadline: float) -> None:
         asked = spans(posted.pushes)
         posted.owed = True
-        talk.send(self._socket, talk.Begin(tuple((span.key, span.low, span.high - span.low) for span in asked)), deadline)
+        talk.send(
+            self._socket, talk.Begin(tuple((span.key, span.low, span.high - span.low) for span in asked)), deadline
+        )
         go, stopped = self._await_go(posted, deadline)
         if len(go.bases) != len(asked):
             raise ProtocolError(f"addresses of {len(go.bases)} regions, {len(asked)} were asked for")
@@ -145,7 +151,11 @@ class OneSidedLink:
         with contextlib.suppress(DeeplinkError):
             while not posted.flight.done():
                 if time.monotonic() > end:
-                    log.warning("deeplink: a transfer has not ended for %g s; its memory stays pinned", OUTLIVE_SECONDS)
+                    log.warning("deeplink: a transfer has not ended for %g s; its memory is kept", OUTLIVE_SECONDS)
+                    _abandoned.append((posted, self._session))
+                    with self._lock:
+                        self._closed = True
+                    self._socket.close()
                     return
                 time.sleep(OUTLIVE_PAUSE)
         self._end(posted)

@@ -1,8 +1,8 @@
 """Memory that peers may write into, by random key and within bounds, for as long as it is not withdrawn.
 
 For transports whose own threads do the writing. Each of them holds the regions of a write while it writes;
-withdrawing takes the key away, interrupts whoever writes, and waits until they have let go. Where a peer does the writing,
-one-sided, a thread that stands for it lets go only when that peer has said that it is done.
+withdrawing takes the key away, interrupts whoever writes, and waits until they have let go. Where a peer does the
+writing, one-sided, a thread that stands for it lets go only when that peer has said that it is done.
 """
 
 from __future__ import annotations
