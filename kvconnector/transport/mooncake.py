@@ -32,20 +32,23 @@ PROTOCOL = "tcp"
 MOST_PIECES = 1000
 
 
+def load() -> Any:
+    try:
+        return importlib.import_module("mooncake.engine")
+    except ImportError as exc:
+        raise ConfigError(
+            f"the Mooncake library cannot be loaded: {exc}",
+            remedy="pip install 'deeplink[mooncake]', and the system's libibverbs1, which it needs even for TCP",
+        ) from exc
+
+
 class MooncakeLibrary:
     """One engine. It locks by itself; ours only guards its end."""
 
     most_pieces = MOST_PIECES
 
     def __init__(self, host: str) -> None:
-        try:
-            module = importlib.import_module("mooncake.engine")
-        except ImportError as exc:
-            raise ConfigError(
-                f"the Mooncake library cannot be loaded: {exc}",
-                remedy="pip install 'deeplink[mooncake]', and the system's libibverbs1, which it needs even for TCP",
-            ) from exc
-        self._engine: Any = module.TransferEngine()
+        self._engine: Any = load().TransferEngine()
         code = self._engine.initialize(host, HANDSHAKE, PROTOCOL, "")
         if code:
             raise ConfigError(f"Mooncake's engine does not start on {host}: code {code}")

@@ -50,7 +50,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Description)
 
 
-def _load() -> ModuleType:
+def load() -> ModuleType:
     problems = []
     for name in MODULES:
         try:
@@ -69,7 +69,7 @@ class NixlLibrary:
     most_pieces = MOST_PIECES
 
     def __init__(self) -> None:
-        api = _load()
+        api = load()
         bindings = importlib.import_module(f"{api.__name__.rpartition('.')[0]}._bindings")
         kinds = [kind for kind in vars(bindings).values() if isinstance(kind, type) and issubclass(kind, Exception)]
         self._errors: tuple[type[Exception], ...] = (RuntimeError, *kinds)

@@ -3,12 +3,11 @@
 Such a library knows addresses, not regions, and its peer neither checks nor notices what comes. So everything that
 needs a conversation goes over a socket of ours, which authenticates:
 
-    pusher -> owner   Hello  Begin         Ended        owner: whose memory it is
-    owner -> pusher   Hello       Go | No         Over | No
-                                       Stop                   while the pusher writes
+    pusher -> owner   Hello  Begin              Ended        owner: whose memory it is
+    owner -> pusher   Hello       Go | No  Stop
 
 The Hellos carry how the two libraries find each other; no name service is needed. `Begin` names the regions and bounds
-of one push, which the owner checks; `Go` has their addresses. `Over` says that no region was withdrawn meanwhile.
+of one push, which the owner checks; `Go` has their addresses.
 
 Withdrawing sends `Stop` and waits for `Ended`. A pusher that is frozen, killed or cut off does not send it, and what
 it has posted may still be written, today or when it wakes: then `withdraw` raises, and the memory stays out of use. A
@@ -112,12 +111,10 @@ class OneSided:
 
     def _serve_push(self, sock: socket.socket, session: Session, begin: talk.Begin, news: bytes) -> None:
         sending = threading.Lock()
-        stopped = threading.Event()
 
         def stop() -> None:
-            stopped.set()
             with sending, contextlib.suppress(DeeplinkError):
-                talk.send(sock, talk.Stop(), time.monotonic() + STOP_SECONDS)
+                talk.send(sock, talk.Stop(begin.number), time.monotonic() + STOP_SECONDS)
 
         try:
             with self._regions.writing(begin.parts, stop) as views:
@@ -136,9 +133,6 @@ class OneSided:
                 talk.expect(sock, talk.Ended, time.monotonic() + FIRST_SECONDS)
         except Refused as exc:
             talk.send(sock, talk.No(exc.message), time.monotonic() + FIRST_SECONDS)
-            return
-        answer = talk.No("the region was withdrawn") if stopped.is_set() else talk.Over()
-        talk.send(sock, answer, time.monotonic() + FIRST_SECONDS)
 
 
 def _tear_down(arenas: Arenas, library: Library) -> None:

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deeplink.errors import DeeplinkError, PeerGone, ProtocolError
+from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import wire
 from deeplink.kvconnector.transport import talk
 from deeplink.kvconnector.transport.arenas import Arenas, Cover
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.library import Flight, Session, pauses
-from deeplink.kvconnector.transport.pieces import batches, pieces, ranges, spans
+from deeplink.kvconnector.transport.pieces import batches, ranges, read
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,8 @@ class OneSidedLink:
         self._most_pieces = most_pieces
         self._lock = threading.Lock()
         self._closed = self._broken = False
+        self._number = 0
+        """Of the push: a Stop may cross with the end of the one that it is for."""
         self._busy = False
         """A push has not ended, or what it posted has not."""
 
@@ -85,17 +87,18 @@ class OneSidedLink:
         self._hang_up()
 
     def _push(self, posted: _Posted, deadline: float) -> None:
-        asked = spans(posted.pushes)
+        wanted = read(posted.pushes)
         posted.owed = True
-        talk.send(
-            self._socket, talk.Begin(tuple((span.key, span.low, span.high - span.low) for span in asked)), deadline
-        )
+        self._number += 1
+        parts = tuple((span.key, span.low, span.high - span.low) for span in wanted.spans)
+        talk.send(self._socket, talk.Begin(self._number, parts), deadline)
+        sources = wanted.addresses()
         go, stopped = self._await_go(posted, deadline)
-        if len(go.bases) != len(asked):
-            raise ProtocolError(f"addresses of {len(go.bases)} regions, {len(asked)} were asked for")
+        if len(go.bases) != len(parts):
+            raise ProtocolError(f"addresses of {len(go.bases)} regions, {len(parts)} were asked for")
         if go.description:
             self._session.meet(go.description)
-        todo = pieces(posted.pushes, {span.key: base for span, base in zip(asked, go.bases, strict=True)})
+        todo = wanted.pieces(go.bases, sources)
         for each in ranges(todo):
             posted.covers.append(self._arenas.use(each))
         for batch in batches(todo, MOST_BYTES, self._most_pieces):
@@ -106,16 +109,15 @@ class OneSidedLink:
         self._check_open()
         talk.send(self._socket, talk.Ended(), deadline)
         posted.owed = False
-        while isinstance(message := talk.receive(self._socket, deadline), talk.Stop):
-            pass
-        talk.check(message, talk.Over)
+        if stopped:
+            raise Refused("the peer has withdrawn a region", field="region")
         self._broken = False
 
     def _await_go(self, posted: _Posted, deadline: float) -> tuple[talk.Go, bool]:
-        """Also whether the peer has said to stop, before or after it."""
-        message, stopped = talk.receive(self._socket, deadline), False
-        if isinstance(message, talk.Stop):
-            message, stopped = talk.receive(self._socket, deadline), True
+        """Also whether the peer has said already that nothing may come."""
+        stopped = False
+        while isinstance(message := talk.receive(self._socket, deadline), talk.Stop):
+            stopped = stopped or message.number == self._number
         posted.owed = not isinstance(message, talk.No)
         return talk.check(message, talk.Go), stopped
 
@@ -133,8 +135,8 @@ class OneSidedLink:
             self._check_open()
             wire.remaining(deadline)
             if wire.readable(self._socket, 0):
-                talk.check(talk.receive(self._socket, deadline), talk.Stop)
-                stopped = True
+                message = talk.check(talk.receive(self._socket, deadline), talk.Stop)
+                stopped = stopped or message.number == self._number
             if done:
                 break
             time.sleep(pause)
@@ -177,4 +179,7 @@ class OneSidedLink:
         self._session.close()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
+            # A socket that is closed with something unread takes back what it has not yet delivered, such as an Ended.
+            self._socket.setblocking(False)
+            self._socket.recv(talk.MAX_FRAME)
         self._socket.close()

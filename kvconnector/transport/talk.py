@@ -27,6 +27,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """A push into these regions: key, first byte, and how many bytes from there its pieces lie within."""
 
+    number: int
     parts: tuple[tuple[Key, Offset, Offset], ...]
 
 
@@ -42,22 +43,20 @@ class No(msgspec.Struct, frozen=True, tag="no"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    pass
+    """A region of push `number` is being withdrawn."""
+
+    number: int
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """Nothing that was posted is under way any more."""
 
 
-class Over(msgspec.Struct, frozen=True, tag="over"):
-    pass
-
-
-Message = Hello | Begin | Go | No | Stop | Ended | Over
+Message = Hello | Begin | Go | No | Stop | Ended
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
-T = TypeVar("T", Hello, Begin, Go, Stop, Ended, Over)
+T = TypeVar("T", Hello, Begin, Go, Stop, Ended)
 
 
 def send(sock: socket.socket, message: Message, deadline: float) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from libraries import need
 
+from deeplink.kvconnector.transport import mooncake
 from deeplink.testing.transport_conformance import LongTransportConformance, TransportConformance
+
+need(mooncake.load)
 
 
 class TestMooncake(TransportConformance):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from libraries import need
 
+from deeplink.kvconnector.transport import nixl
 from deeplink.testing.transport_conformance import LongTransportConformance, TransportConformance
+
+need(nixl.load)
 
 
 class TestNixl(TransportConformance):

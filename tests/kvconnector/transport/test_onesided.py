@@ -19,7 +19,7 @@ from deeplink.kvconnector.transport import onesided, pusher, talk
 from deeplink.kvconnector.transport.base import Capabilities, Link, Push
 from deeplink.kvconnector.transport.library import Flight, Session
 from deeplink.kvconnector.transport.onesided import OneSided
-from deeplink.kvconnector.transport.pieces import Pieces
+from deeplink.kvconnector.transport.pieces import Pieces, address
 
 SECRET = b"a secret for tests only, 32 byte"
 
@@ -200,7 +200,7 @@ def test_a_pusher_that_is_cut_off_holds_the_memory_for_good(transport: CopierTra
     alive = weakref.ref(target)
     region = transport.register(target.data)
     sock = _talking(transport)
-    talk.send(sock, talk.Begin(((region.key, 0, 8),)), soon())
+    talk.send(sock, talk.Begin(1, ((region.key, 0, 8),)), soon())
     go = talk.expect(sock, talk.Go, soon())
     sock.close()
     eventually(lambda: not transport._listener._open)
@@ -271,7 +271,7 @@ def test_a_message_out_of_turn(transport: CopierTransport) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [talk.Go((), b""), talk.Over(), talk.Ended(), talk.No("not today"), talk.Go((1, 2), b"")]
+    "answer", [talk.Go((), b""), talk.Hello(b""), talk.Ended(), talk.No("not today"), talk.Go((1, 2), b"")]
 )
 def test_an_owner_that_makes_no_sense(transport: CopierTransport, answer: talk.Message) -> None:
     ours, theirs = socket.socketpair()
@@ -294,14 +294,29 @@ def test_stop_before_the_first_byte(transport: CopierTransport) -> None:
     push = InThread(lambda: link.push([Push(bytes_of(8), b"key", 0)], soon()))
     with theirs:
         talk.expect(theirs, talk.Begin, soon())
-        talk.send(theirs, talk.Stop(), soon())
+        talk.send(theirs, talk.Stop(1), soon())
         talk.send(theirs, talk.Go((4096,), b""), soon())
         talk.expect(theirs, talk.Ended, soon())
-        talk.send(theirs, talk.No("the region was withdrawn"), soon())
         with pytest.raises(Refused):
             push.join()
     link.close()
     assert not transport.library.batches
+
+
+def test_a_stop_that_comes_too_late_is_not_for_the_next_push(transport: CopierTransport) -> None:
+    ours, theirs = socket.socketpair()
+    link = pusher.OneSidedLink(ours, CopierSession(transport.library), transport._arenas, 4)
+    target = memoryview(bytearray(8))
+    with theirs:
+        for number in (1, 2):
+            push = InThread(lambda: link.push([Push(bytes_of(8), b"key", 0)], soon()))
+            assert talk.expect(theirs, talk.Begin, soon()).number == number
+            talk.send(theirs, talk.Stop(number - 1), soon())
+            talk.send(theirs, talk.Go((address(target),), b""), soon())
+            talk.expect(theirs, talk.Ended, soon())
+            push.join()
+    link.close()
+    assert target == bytes_of(8)
 
 
 def test_the_library_is_closed_once(transport: CopierTransport) -> None:

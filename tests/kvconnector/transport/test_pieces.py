@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deeplink.kvconnector.transport.base import Push
-from deeplink.kvconnector.transport.pieces import Pieces, address, batches, pieces, ranges, spans
+from deeplink.kvconnector.transport.pieces import Pieces, address, batches, ranges, read
 
 SOURCE = bytearray(4096)
+
+
+def pieces(pushes: list[Push], bases: dict[bytes, int]) -> Pieces:
+    wanted = read(pushes)
+    return wanted.pieces([bases[span.key] for span in wanted.spans], wanted.addresses())
+
+
 HERE = address(memoryview(SOURCE))
 
 
@@ -60,7 +67,7 @@ def test_neighbours_on_both_sides_become_one() -> None:
 def test_the_hull_of_each_region_is_asked_for() -> None:
     view = memoryview(SOURCE)
     pushes = [Push(view[:10], b"a", 100), Push(view[:5], b"b", 7), Push(view[:10], b"a", 50), Push(view[:0], b"c", 3)]
-    assert [(span.key, span.low, span.high) for span in spans(pushes)] == [
+    assert [(span.key, span.low, span.high) for span in read(pushes).spans] == [
         (b"a", 50, 110),
         (b"b", 7, 12),
         (b"c", 3, 3),
