@@ -80,6 +80,10 @@ class KVSection(_Strict):
     ] = "always"
     streams: Annotated[int, Field(ge=0, le=16, description="connections per link of tcp; 0: as many as help")] = 0
     tls: TlsSection | None = None
+    trust: Annotated[
+        Literal["peers", "fabric"],
+        Field(description="fabric: also use transports that cannot authenticate; whoever is on the network is trusted"),
+    ] = "peers"
 
 
 class Config(_Strict):

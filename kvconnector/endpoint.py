@@ -64,9 +64,9 @@ class Endpoint:
                 remedy="raise kv.staging in deeplink.toml",
             )
         self._secret = secret
-        self.transports = transports
         self._outgoing = Staging(settings.staging)
         self._incoming = Staging(settings.staging)
+        self.transports = transports = transports.stage([self._outgoing.memory, self._incoming.memory])
         self._ledger = Ledger()
         self.producer = Producer(
             groups,

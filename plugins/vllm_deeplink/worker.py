@@ -63,7 +63,7 @@ class WorkerHalf:
             Settings(settings.host, settings.staging, settings.chunk, settings.digest == "always"),
             self._secret,
             transfer.engine_id,
-            start(plugins.transports.items, settings.host, self._secret),
+            start(plugins.transports.items, settings.host, self._secret, settings.trust),
             lambda channel, transports: adapter.make_contract(
                 self._vllm_config, group.spec, model, channel, transports
             ),
