@@ -1,0 +1,178 @@
+"""Machine instructions that the compiled loops are made of: wide moves, stores past the caches, small transpositions.
+
+Every function here takes addresses and trusts them. They are written as LLVM vectors, so that each processor gets the
+widest it has. A *streaming* store does not first read the line that it fills, which for a target larger than the
+caches is a third of all traffic; it wants an address that is a multiple of its size, and `fence` before anybody else
+may look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LINE = 64
+"""Bytes that travel between memory and the caches at once."""
+LANE = 16
+"""Bytes inside which every processor can shuffle cheaply."""
+
+_INDEX = ir.IntType(32)
+_Values = list[Any]
+
+
+def _vector(element: int, count: int) -> Any:
+    return ir.VectorType(ir.IntType(8 * element), count)
+
+
+def _load(builder: Any, kind: Any, address: Any) -> Any:
+    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
+    value.align = 1
+    return value
+
+
+def _store(builder: Any, value: Any, address: Any, streaming: bool = False) -> None:
+    store = builder.store(value, builder.inttoptr(address, value.type.as_pointer()))
+    store.align = 1
+    if streaming:
+        store.align = value.type.count * value.type.element.width // 8
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INDEX, 1)]))
+
+
+def _at(builder: Any, base: Any, stride: Any, index: int) -> Any:
+    return builder.add(base, builder.mul(stride, ir.Constant(stride.type, index)))
+
+
+def _shuffle(builder: Any, a: Any, b: Any, order: list[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_INDEX, len(order)), order))
+
+
+def _joined(builder: Any, parts: _Values) -> Any:
+    """One vector of several, end to end."""
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [_shuffle(builder, a, b, list(range(2 * a.type.count))) for a, b in pairs]
+    return parts[0]
+
+
+def _of_two(emit: Callable[[Any, Any, Any], None]) -> Any:
+    """``f(to, start)`` for compiled code, with the instructions that `emit` writes."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def made(_typing: Any, to: Any, start: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
+            emit(builder, *arguments)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp), codegen
+
+    return made
+
+
+def _of_four(emit: Callable[[Any, Any, Any, Any, Any], None]) -> Any:
+    """``f(to, to_stride, start, start_stride)``, likewise."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def made(_typing: Any, to: Any, to_stride: Any, start: Any, start_stride: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
+            emit(builder, *arguments)
+            return context.get_dummy_value()
+
+        return types.void(types.intp, types.intp, types.intp, types.intp), codegen
+
+    return made
+
+
+def _move(size: int, streaming: bool = False) -> Any:
+    unit = min(size, 8)
+
+    def emit(builder: Any, to: Any, start: Any) -> None:
+        _store(builder, _load(builder, _vector(unit, size // unit), start), to, streaming)
+
+    return _of_two(emit)
+
+
+move1, move2, move4, move8, move16, move32, move64 = (_move(1 << power) for power in range(7))
+stream32, stream64 = _move(32, streaming=True), _move(64, streaming=True)
+
+
+def _transpose(element: int, lanes: int, streaming: bool = False) -> Any:
+    """``16 * lanes / element`` rows of 16 bytes each become columns: 16 / `element` rows of ``16 * lanes`` bytes.
+
+    Row ``n * q + i`` is loaded into lane q of register i (n = 16 / `element`); log2(n) perfect shuffles of the
+    registers, inside their lanes, then leave the columns.
+    """
+    count = LANE // element
+    width = count * lanes
+    low, high = (
+        [lane * count + half + at // 2 + at % 2 * width for lane in range(lanes) for at in range(count)]
+        for half in (0, count // 2)
+    )
+
+    def emit(builder: Any, to: Any, to_stride: Any, start: Any, start_stride: Any) -> None:
+        lane = _vector(element, count)
+        rows = [
+            _joined(
+                builder,
+                [_load(builder, lane, _at(builder, start, start_stride, q * count + i)) for q in range(lanes)],
+            )
+            for i in range(count)
+        ]
+        for _ in range(count.bit_length() - 1):
+            pairs = list(zip(rows[: count // 2], rows[count // 2 :], strict=True))
+            rows = [_shuffle(builder, a, b, order) for a, b in pairs for order in (low, high)]
+        for i, row in enumerate(rows):
+            _store(builder, row, _at(builder, to, to_stride, i), streaming)
+
+    return _of_four(emit)
+
+
+transpose1x1, transpose1x4, transpose1x4s = _transpose(1, 1), _transpose(1, 4), _transpose(1, 4, streaming=True)
+transpose2x1, transpose2x4, transpose2x4s = _transpose(2, 1), _transpose(2, 4), _transpose(2, 4, streaming=True)
+transpose4x1, transpose4x4, transpose4x4s = _transpose(4, 1), _transpose(4, 4), _transpose(4, 4, streaming=True)
+transpose16x1, transpose16x4, transpose16x4s = (
+    _transpose(16, 1),
+    _transpose(16, 4),
+    _transpose(16, 4, streaming=True),
+)
+"""By bytes of an element and lanes of 16 bytes; `s` streams."""
+
+
+def _split(streaming: bool) -> Any:
+    """64 bytes of alternating 2-byte elements: the even ones to `to`, the odd ones to ``to + to_stride``."""
+
+    def emit(builder: Any, to: Any, to_stride: Any, start: Any, _: Any) -> None:
+        both = _load(builder, _vector(2, 32), start)
+        for odd in (0, 1):
+            half = _shuffle(builder, both, both, list(range(odd, 32, 2)))
+            _store(builder, half, _at(builder, to, to_stride, odd), streaming)
+
+    return _of_four(emit)
+
+
+def _join(streaming: bool) -> Any:
+    """The reverse: 32 bytes at `start` and at ``start + start_stride`` become 64 that alternate."""
+
+    def emit(builder: Any, to: Any, _: Any, start: Any, start_stride: Any) -> None:
+        a, b = (_load(builder, _vector(2, 16), _at(builder, start, start_stride, odd)) for odd in (0, 1))
+        _store(builder, _shuffle(builder, a, b, [half + odd * 16 for half in range(16) for odd in (0, 1)]), to, streaming)
+
+    return _of_four(emit)
+
+
+split, splits = _split(streaming=False), _split(streaming=True)
+join, joins = _join(streaming=False), _join(streaming=True)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fence(_typing: Any) -> Any:
+    """Streamed bytes are where every thread, process and device can see them."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, _arguments: _Values) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
