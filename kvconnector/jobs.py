@@ -27,7 +27,7 @@ from deeplink.kvconnector.moves import Into, Move, moves, widest
 Table = npt.NDArray[np.int64]
 
 ROWS, TRANSPOSE, SPLIT, JOIN, ELEMENTS = range(5)
-TENSOR, KIND, ELEMENT, IN_BLOCKS, ON_WIRE, PER_BLOCK, LANE_STRIDE, STREAM, FIRST = range(9)
+TENSOR, KIND, ELEMENT, IN_BLOCKS, ON_WIRE, PER_BLOCK, LANE_STRIDE, AHEAD, STREAM, FIRST = range(10)
 """Columns of the table; from `FIRST` on, three for each dimension: extent, stride in the source, stride in the
 target, the outermost first. The last two are those of the inner loop."""
 DIMENSIONS = 8
@@ -38,7 +38,7 @@ COUNT = -1
 
 LINE = 64
 LANE = 16
-VECTORS = (1, 2, 4, 16)
+VECTORS = (1, 2, 4, 16, 32)
 """Bytes of the elements that there is a transposition for."""
 _ANY = 1 << 62
 
@@ -108,8 +108,16 @@ def _job(move: Move, into: Into) -> list[int]:
     steps = (move.wire_offset, move.token_bytes) if into == "wire" else (move.block_offset, in_blocks)
     unit = math.gcd(*steps, *inner.apart, *(axis.to for axis in outer))
     stream = inner.whole and unit % inner.vector == 0
-    row = [move.tensor, inner.kind, element, move.block_offset, move.wire_offset, in_blocks, inner.lane, int(stream)]
+    row = [move.tensor, inner.kind, element, move.block_offset, move.wire_offset, in_blocks]
+    row += [inner.lane, _ahead(inner, outer), int(stream)]
     return row + [number for axis in axes for number in (axis.extent, axis.start, axis.to)]
+
+
+def _ahead(inner: _Inner, outer: list[_Axis]) -> int:
+    """How far from what is read now lies what is wanted soon."""
+    if inner.kind == ROWS:
+        return 16 * LINE
+    return outer[-1].start if outer else 0
 
 
 def _inner(walk: list[_Axis], element: int) -> _Inner:
@@ -122,17 +130,14 @@ def _inner(walk: list[_Axis], element: int) -> _Inner:
         return _Inner(ROWS, axes, tuple(axis.to for axis in axes), whole=element % LINE == 0)
     if target is None:
         return _Inner(ELEMENTS, tuple(walk[-2:]), whole=False)
-    if element > LANE:
-        # Pieces of a line: those of one line one after the other.
-        axes = *_others(walk, target), target
-        whole = element == LINE // 2 and target.extent % 2 == 0
-        return _Inner(ROWS, axes, tuple(axis.to for axis in axes), vector=element, whole=whole)
-    if element == LANE:
-        source = source or (_others(walk, target) or (_NONE,))[0]
+    if element in VECTORS and element >= LANE:
+        source = source or (_others(free, target) or (_NONE,))[0]
     if source is None:
         return _Inner(ELEMENTS, (*_others(walk, target), target), whole=False)
     if element in VECTORS and min(source.extent, target.extent) * element >= LANE:
-        return _Inner(TRANSPOSE, (target, source), (source.to,))
+        row = target.extent * element
+        whole = row % LINE == 0 or (row == LINE // 2 == source.to and source.extent % 2 == 0)
+        return _Inner(TRANSPOSE, (target, source), (source.to,), vector=min(row, LINE), whole=whole)
     if element == 2 and source.extent == 2 and target.start == 2 * element:
         row = target.extent * element
         beside = [axis for axis in free if axis.to == row and axis != source] or list(_others(walk, target, source))

@@ -19,6 +19,7 @@ from numba import njit
 
 from deeplink.kvconnector import vectors as v
 from deeplink.kvconnector.jobs import (
+    AHEAD,
     COUNT,
     DIMENSIONS,
     ELEMENT,
@@ -61,15 +62,8 @@ def _extent(job: Any, dimension: int, count: int) -> int:
 
 
 @njit
-def _row(to: int, start: int, size: int, stream: bool) -> None:
+def _row(to: int, start: int, size: int) -> None:
     at = 0
-    if stream:
-        while at + 64 <= size:
-            v.stream64(to + at, start + at)
-            at += 64
-        if at < size:  # the half of a line
-            v.stream32(to + at, start + at)
-        return
     while at + 64 <= size:
         v.move64(to + at, start + at)
         at += 64
@@ -93,10 +87,31 @@ def _row(to: int, start: int, size: int, stream: bool) -> None:
 
 
 @njit
-def _rows(to: int, start: int, size: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
+def _lines(to: int, start: int, ahead: int, size: int) -> None:
+    """Stream whole lines. The processor looks only so far ahead: four lines a round fit in there more often."""
+    at = 0
+    while at + 256 <= size:
+        for k in range(4):
+            v.prefetch(start + at + ahead + k * 64)
+        for k in range(4):
+            v.stream64(to + at + k * 64, start + at + k * 64)
+        at += 256
+    while at < size:
+        v.prefetch(start + at + ahead)
+        v.stream64(to + at, start + at)
+        at += 64
+
+
+@njit
+def _rows(
+    to: int, start: int, size: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int
+) -> None:
     for i in range(n):
         for j in range(m):
-            _row(to + i * n_to + j * m_to, start + i * n_start + j * m_start, size, stream)
+            if stream:
+                _lines(to + i * n_to + j * m_to, start + i * n_start + j * m_start, ahead, size)
+            else:
+                _row(to + i * n_to + j * m_to, start + i * n_start + j * m_start, size)
 
 
 @njit
@@ -130,60 +145,79 @@ def _join(to: int, start: int, lane: int, stream: bool, n: int, n_start: int, n_
             v.move2(to + i * n_to + j * 4 + 2, start + i * n_start + j * 2 + lane)
 
 
-def _transposition(element: int, one: Any, four: Any, four_streaming: Any) -> Any:
+def _transposition(element: int, made: tuple[Any, Any, Any, Any, Any]) -> Any:
     """A loop for elements of this size: `n` rows (contiguous in the target) by `m` columns (in the source)."""
+    line, line_streaming, half, half_streaming, smallest = made
     side = max(16 // element, 1)
-    line = 4 * side
+    rows, half_rows = v.LINE // element, v.LINE // element // 2
 
     @njit
-    def loop(to: int, start: int, stream: bool, n: int, n_start: int, m: int, m_start: int, m_to: int) -> None:
+    def loop(to: int, start: int, ahead: int, stream: bool, n: int, n_start: int, m: int, m_start: int, m_to: int) -> None:
         columns = m // side * side
         i = 0
-        while i + line <= n:
-            if stream:
-                for j in range(0, columns, side):
-                    four_streaming(to + j * m_to + i * element, m_to, start + i * n_start + j * m_start, n_start)
-            else:
-                for j in range(0, columns, side):
-                    four(to + j * m_to + i * element, m_to, start + i * n_start + j * m_start, n_start)
-            i += line
+        while i + rows <= n:
+            to_i, start_i = to + i * element, start + i * n_start
+            for j in range(0, columns, side):
+                # One column of tiles is a line wide; so each tile fetches its share of the lines.
+                share = start_i + (j // side * side) % rows * n_start + j * m_start + ahead
+                for k in range(side):
+                    v.prefetch(share + k * n_start)
+                if stream:
+                    line_streaming(to_i + j * m_to, m_to, start_i + j * m_start, n_start)
+                else:
+                    line(to_i + j * m_to, m_to, start_i + j * m_start, n_start)
+            i += rows
+        if i + half_rows <= n:
+            to_i, start_i = to + i * element, start + i * n_start
+            for j in range(0, columns, side):
+                share = start_i + (j // side * side) % half_rows * n_start + j * m_start + ahead
+                for k in range(side):
+                    v.prefetch(share + k * n_start)
+                if stream:
+                    half_streaming(to_i + j * m_to, m_to, start_i + j * m_start, n_start)
+                else:
+                    half(to_i + j * m_to, m_to, start_i + j * m_start, n_start)
+            i += half_rows
         while i + side <= n:
             for j in range(0, columns, side):
-                one(to + j * m_to + i * element, m_to, start + i * n_start + j * m_start, n_start)
+                smallest(to + j * m_to + i * element, m_to, start + i * n_start + j * m_start, n_start)
             i += side
         for k in range(n):
             for j in range(columns if k < i else 0, m):
-                _row(to + j * m_to + k * element, start + k * n_start + j * m_start, element, False)
+                _row(to + j * m_to + k * element, start + k * n_start + j * m_start, element)
 
     return loop
 
 
-_transpose1 = _transposition(1, v.transpose1x1, v.transpose1x4, v.transpose1x4s)
-_transpose2 = _transposition(2, v.transpose2x1, v.transpose2x4, v.transpose2x4s)
-_transpose4 = _transposition(4, v.transpose4x1, v.transpose4x4, v.transpose4x4s)
-_transpose16 = _transposition(16, v.transpose16x1, v.transpose16x4, v.transpose16x4s)
+_transpose1 = _transposition(1, v.transpose1)
+_transpose2 = _transposition(2, v.transpose2)
+_transpose4 = _transposition(4, v.transpose4)
+_transpose16 = _transposition(16, v.transpose16)
+_transpose32 = _transposition(32, v.transpose32)
 
 
 @njit
 def _inner(job: Any, to: int, start: int, count: int, stream: bool) -> None:
-    kind, size, lane = job[KIND], job[ELEMENT], job[LANE_STRIDE]
+    kind, size, lane, ahead = job[KIND], job[ELEMENT], job[LANE_STRIDE], job[AHEAD]
     n, n_start, n_to = _extent(job, DIMENSIONS - 2, count), job[_LAST + 1], job[_LAST + 2]
     m, m_start, m_to = _extent(job, DIMENSIONS - 1, count), job[_LAST + 4], job[_LAST + 5]
     if kind == TRANSPOSE:
         if size == 2:
-            _transpose2(to, start, stream, n, n_start, m, m_start, m_to)
+            _transpose2(to, start, ahead, stream, n, n_start, m, m_start, m_to)
         elif size == 4:
-            _transpose4(to, start, stream, n, n_start, m, m_start, m_to)
+            _transpose4(to, start, ahead, stream, n, n_start, m, m_start, m_to)
+        elif size == 32:
+            _transpose32(to, start, ahead, stream, n, n_start, m, m_start, m_to)
         elif size == 16:
-            _transpose16(to, start, stream, n, n_start, m, m_start, m_to)
+            _transpose16(to, start, ahead, stream, n, n_start, m, m_start, m_to)
         else:
-            _transpose1(to, start, stream, n, n_start, m, m_start, m_to)
+            _transpose1(to, start, ahead, stream, n, n_start, m, m_start, m_to)
     elif kind == SPLIT:
         _split(to, start, lane, stream, n, n_start, n_to, m)
     elif kind == JOIN:
         _join(to, start, lane, stream, n, n_start, n_to, m)
     else:
-        _rows(to, start, size, stream, n, n_start, n_to, m, m_start, m_to)
+        _rows(to, start, size, ahead, stream, n, n_start, n_to, m, m_start, m_to)
 
 
 @njit

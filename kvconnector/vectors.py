@@ -100,12 +100,14 @@ stream32, stream64 = _move(32, streaming=True), _move(64, streaming=True)
 
 
 def _transpose(element: int, lanes: int, streaming: bool = False) -> Any:
-    """``16 * lanes / element`` rows of 16 bytes each become columns: 16 / `element` rows of ``16 * lanes`` bytes.
+    """n rows of one lane each become columns, where a lane holds n / `lanes` elements.
 
-    Row ``n * q + i`` is loaded into lane q of register i (n = 16 / `element`); log2(n) perfect shuffles of the
+    With k elements to a lane, row ``k * q + i`` is loaded into lane q of register i; log2(k) perfect shuffles of the
     registers, inside their lanes, then leave the columns.
     """
-    count = LANE // element
+    lane = max(element, LANE)
+    count = lane // element
+    unit = min(element, 8)
     width = count * lanes
     low, high = (
         [lane * count + half + at // 2 + at % 2 * width for lane in range(lanes) for at in range(count)]
@@ -113,11 +115,11 @@ def _transpose(element: int, lanes: int, streaming: bool = False) -> Any:
     )
 
     def emit(builder: Any, to: Any, to_stride: Any, start: Any, start_stride: Any) -> None:
-        lane = _vector(element, count)
+        kind = _vector(unit, lane // unit)
         rows = [
             _joined(
                 builder,
-                [_load(builder, lane, _at(builder, start, start_stride, q * count + i)) for q in range(lanes)],
+                [_load(builder, kind, _at(builder, start, start_stride, q * count + i)) for q in range(lanes)],
             )
             for i in range(count)
         ]
@@ -130,15 +132,19 @@ def _transpose(element: int, lanes: int, streaming: bool = False) -> Any:
     return _of_four(emit)
 
 
-transpose1x1, transpose1x4, transpose1x4s = _transpose(1, 1), _transpose(1, 4), _transpose(1, 4, streaming=True)
-transpose2x1, transpose2x4, transpose2x4s = _transpose(2, 1), _transpose(2, 4), _transpose(2, 4, streaming=True)
-transpose4x1, transpose4x4, transpose4x4s = _transpose(4, 1), _transpose(4, 4), _transpose(4, 4, streaming=True)
-transpose16x1, transpose16x4, transpose16x4s = (
-    _transpose(16, 1),
-    _transpose(16, 4),
-    _transpose(16, 4, streaming=True),
-)
-"""By bytes of an element and lanes of 16 bytes; `s` streams."""
+def _transpositions(element: int) -> tuple[Any, Any, Any, Any, Any]:
+    """For half lines and for lines in the target, without and with streaming, and the smallest."""
+    lanes = LINE // max(element, LANE)
+    return (
+        _transpose(element, lanes),
+        _transpose(element, lanes, streaming=True),
+        _transpose(element, lanes // 2),
+        _transpose(element, lanes // 2, streaming=True),
+        _transpose(element, 1),
+    )
+
+
+transpose1, transpose2, transpose4, transpose16, transpose32 = map(_transpositions, (1, 2, 4, 16, 32))
 
 
 def _split(streaming: bool) -> Any:
@@ -165,6 +171,21 @@ def _join(streaming: bool) -> Any:
 
 split, splits = _split(streaming=False), _split(streaming=True)
 join, joins = _join(streaming=False), _join(streaming=True)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(_typing: Any, address: Any) -> Any:
+    """Have this line in the cache soon. Any address will do; a wrong one costs a little time."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, _INDEX, _INDEX, _INDEX])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        read, everywhere, data = (ir.Constant(_INDEX, number) for number in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(arguments[0], pointer), read, everywhere, data])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
