@@ -65,7 +65,7 @@ class _Inner:
     apart: tuple[int, ...] = ()
     lane: int = 0
     other: tuple[_Axis, ...] = ()
-    """The axis that `lane` stands for."""
+    """Axes that the inner loop steps along by itself."""
     vector: int = LINE
     """Bytes that are streamed at once, if `whole` lines are written one after the other."""
     whole: bool = True
@@ -117,6 +117,8 @@ def _ahead(inner: _Inner, outer: list[_Axis]) -> int:
     """How far from what is read now lies what is wanted soon."""
     if inner.kind == ROWS:
         return 16 * LINE
+    if inner.kind == JOIN:
+        return 8 * inner.axes[0].start
     return outer[-1].start if outer else 0
 
 
@@ -136,18 +138,26 @@ def _inner(walk: list[_Axis], element: int) -> _Inner:
         return _Inner(ELEMENTS, (*_others(walk, target), target), whole=False)
     if element in VECTORS and min(source.extent, target.extent) * element >= LANE:
         row = target.extent * element
-        whole = row % LINE == 0 or (row == LINE // 2 == source.to and source.extent % 2 == 0)
+        whole = row % LINE == 0 or (row in (16, 32) and row == source.to and source.extent * row % LINE == 0)
         return _Inner(TRANSPOSE, (target, source), (source.to,), vector=min(row, LINE), whole=whole)
-    if element == 2 and source.extent == 2 and target.start == 2 * element:
-        row = target.extent * element
-        beside = [axis for axis in free if axis.to == row and axis != source] or list(_others(walk, target, source))
-        free_axis = (beside or [_NONE])[0]
-        whole = row % LINE == 0 or (free_axis.to == row and free_axis.extent * row % LINE == 0)
-        return _Inner(SPLIT, (free_axis, target), (free_axis.to, source.to), source.to, (source,), LINE // 2, whole)
-    if element == 2 and target.extent == 2 and source.to == 2 * element:
-        free_axis = (_others(walk, source, target) or (_NONE,))[0]
-        return _Inner(JOIN, (free_axis, source), (free_axis.to,), target.start, (target,))
+    if element == 2 and source.extent == 2 and target.start == 4 and target.extent % 16 == 0:
+        halves = _halves(target, [axis for axis in free if axis.to == 32 and axis is not source])
+        pairs = _others(walk, source, target, halves) or (_NONE,)
+        whole = halves.extent % 2 == 0
+        apart = pairs[0].to, source.to
+        return _Inner(SPLIT, (*pairs, halves), apart, source.to, (source, target), whole=whole)
+    if element == 2 and target.extent == 2 and source.to == 4 and source.extent % 16 == 0:
+        halves = _halves(source, [axis for axis in free if axis.start == 32 and axis is not target])
+        pairs = _others(walk, source, target, halves) or (_NONE,)
+        return _Inner(JOIN, (*pairs, halves), (pairs[0].to, halves.to), target.start, (source, target))
     return _Inner(ELEMENTS, (source, target), whole=False)
+
+
+def _halves(axis: _Axis, beside: list[_Axis]) -> _Axis:
+    """The axis of the half lines in a row of pairs: 16 steps of `axis` each, or `axis` is just one, beside others."""
+    if axis.extent > 16:
+        return _Axis(axis.extent // 16, axis.start * 16, axis.to * 16)
+    return beside[0] if beside else _NONE
 
 
 def _others(walk: list[_Axis], *without: _Axis) -> tuple[_Axis, ...]:

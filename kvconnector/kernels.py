@@ -115,39 +115,68 @@ def _rows(
 
 
 @njit
-def _split(to: int, start: int, lane: int, stream: bool, n: int, n_start: int, n_to: int, m: int) -> None:
-    """m pairs become two rows of m; `n` times."""
-    whole = m // 16 * 16
-    for j in range(0, whole, 16):
+def _split(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
+    """`n` times `m` lines of pairs become half lines in two rows that are `lane` apart."""
+    j = 0
+    while j + 2 <= m:
+        to_j, start_j = to + j * m_to, start + j * m_start
+        later = start_j + (2 * m_start if j + 4 <= m else ahead - j * m_start)
         for i in range(n):
+            v.prefetch(later + i * n_start)
+            v.prefetch(later + i * n_start + m_start)
             if stream:
-                v.splits(to + i * n_to + j * 2, lane, start + i * n_start + j * 4, 0)
+                v.split2s(to_j + i * n_to, lane, start_j + i * n_start, m_start)
+            elif m_to == 32:
+                v.split2(to_j + i * n_to, lane, start_j + i * n_start, m_start)
             else:
-                v.split(to + i * n_to + j * 2, lane, start + i * n_start + j * 4, 0)
-    for i in range(n):
-        for j in range(whole, m):
-            v.move2(to + i * n_to + j * 2, start + i * n_start + j * 4)
-            v.move2(to + i * n_to + j * 2 + lane, start + i * n_start + j * 4 + 2)
+                v.split1(to_j + i * n_to, lane, start_j + i * n_start, 0)
+                v.split1(to_j + i * n_to + m_to, lane, start_j + i * n_start + m_start, 0)
+        j += 2
+    if j < m:
+        for i in range(n):
+            v.split1(to + j * m_to + i * n_to, lane, start + j * m_start + i * n_start, 0)
 
 
 @njit
-def _join(to: int, start: int, lane: int, stream: bool, n: int, n_start: int, n_to: int, m: int) -> None:
-    """Two rows of m become m pairs; `n` times."""
-    whole = m // 16 * 16
+def _join(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
+    """The reverse: `n` times `m` half lines in two rows become lines of pairs."""
     for i in range(n):
-        for j in range(0, whole, 16):
+        for j in range(m):
+            to_j, start_j = to + i * n_to + j * m_to, start + i * n_start + j * m_start
+            v.prefetch(start_j + ahead)
+            v.prefetch(start_j + ahead + lane)
             if stream:
-                v.joins(to + i * n_to + j * 4, 0, start + i * n_start + j * 2, lane)
+                v.joins(to_j, 0, start_j, lane)
             else:
-                v.join(to + i * n_to + j * 4, 0, start + i * n_start + j * 2, lane)
-        for j in range(whole, m):
-            v.move2(to + i * n_to + j * 4, start + i * n_start + j * 2)
-            v.move2(to + i * n_to + j * 4 + 2, start + i * n_start + j * 2 + lane)
+                v.join(to_j, 0, start_j, lane)
 
 
-def _transposition(element: int, made: tuple[Any, Any, Any, Any, Any]) -> Any:
+NEAR = 8 << 10
+"""Bytes to have under way from memory."""
+
+
+@njit
+def _later(i: int, rows: int, n: int, n_start: int, ahead: int) -> int:
+    """From row i of a transposition to what should be fetched now: the next rows, or the next transposition's."""
+    if n * n_start <= NEAR:
+        return ahead
+    return rows * n_start if i + 2 * rows <= n else ahead - i * n_start
+
+
+@njit
+def _fetch(later: int, j: int, side: int, rows: int, n_start: int, m_start: int) -> None:
+    """The share of the tile at column j in the lines of `rows` rows."""
+    if n_start >= v.LINE:
+        for k in range(side):
+            v.prefetch(later + j * m_start + (j + k) % rows * n_start)
+    else:
+        for k in range(side):
+            v.prefetch(later + (j + k) * v.LINE)
+
+
+def _transposition(element: int, made: tuple[Any, ...]) -> Any:
     """A loop for elements of this size: `n` rows (contiguous in the target) by `m` columns (in the source)."""
-    line, line_streaming, half, half_streaming, smallest = made
+    line, line_streaming, half, half_streaming, smallest, smallest_streaming = made
     side = max(16 // element, 1)
     rows, half_rows = v.LINE // element, v.LINE // element // 2
 
@@ -157,11 +186,9 @@ def _transposition(element: int, made: tuple[Any, Any, Any, Any, Any]) -> Any:
         i = 0
         while i + rows <= n:
             to_i, start_i = to + i * element, start + i * n_start
+            later = start_i + _later(i, rows, n, n_start, ahead)
             for j in range(0, columns, side):
-                # One column of tiles is a line wide; so each tile fetches its share of the lines.
-                share = start_i + (j // side * side) % rows * n_start + j * m_start + ahead
-                for k in range(side):
-                    v.prefetch(share + k * n_start)
+                _fetch(later, j, side, rows, n_start, m_start)
                 if stream:
                     line_streaming(to_i + j * m_to, m_to, start_i + j * m_start, n_start)
                 else:
@@ -169,10 +196,9 @@ def _transposition(element: int, made: tuple[Any, Any, Any, Any, Any]) -> Any:
             i += rows
         if i + half_rows <= n:
             to_i, start_i = to + i * element, start + i * n_start
+            later = start_i + _later(i, half_rows, n, n_start, ahead)
             for j in range(0, columns, side):
-                share = start_i + (j // side * side) % half_rows * n_start + j * m_start + ahead
-                for k in range(side):
-                    v.prefetch(share + k * n_start)
+                _fetch(later, j, side, half_rows, n_start, m_start)
                 if stream:
                     half_streaming(to_i + j * m_to, m_to, start_i + j * m_start, n_start)
                 else:
@@ -180,7 +206,10 @@ def _transposition(element: int, made: tuple[Any, Any, Any, Any, Any]) -> Any:
             i += half_rows
         while i + side <= n:
             for j in range(0, columns, side):
-                smallest(to + j * m_to + i * element, m_to, start + i * n_start + j * m_start, n_start)
+                if stream:
+                    smallest_streaming(to + j * m_to + i * element, m_to, start + i * n_start + j * m_start, n_start)
+                else:
+                    smallest(to + j * m_to + i * element, m_to, start + i * n_start + j * m_start, n_start)
             i += side
         for k in range(n):
             for j in range(columns if k < i else 0, m):
@@ -213,9 +242,9 @@ def _inner(job: Any, to: int, start: int, count: int, stream: bool) -> None:
         else:
             _transpose1(to, start, ahead, stream, n, n_start, m, m_start, m_to)
     elif kind == SPLIT:
-        _split(to, start, lane, stream, n, n_start, n_to, m)
+        _split(to, start, lane, ahead, stream, n, n_start, n_to, m, m_start, m_to)
     elif kind == JOIN:
-        _join(to, start, lane, stream, n, n_start, n_to, m)
+        _join(to, start, lane, ahead, stream, n, n_start, n_to, m, m_start, m_to)
     else:
         _rows(to, start, size, ahead, stream, n, n_start, n_to, m, m_start, m_to)
 

@@ -132,45 +132,42 @@ def _transpose(element: int, lanes: int, streaming: bool = False) -> Any:
     return _of_four(emit)
 
 
-def _transpositions(element: int) -> tuple[Any, Any, Any, Any, Any]:
-    """For half lines and for lines in the target, without and with streaming, and the smallest."""
+def _transpositions(element: int) -> tuple[Any, ...]:
+    """To rows of a line, of half a line and of a lane; each without and with streaming."""
     lanes = LINE // max(element, LANE)
-    return (
-        _transpose(element, lanes),
-        _transpose(element, lanes, streaming=True),
-        _transpose(element, lanes // 2),
-        _transpose(element, lanes // 2, streaming=True),
-        _transpose(element, 1),
-    )
+    return tuple(_transpose(element, n, stream) for n in (lanes, lanes // 2, 1) for stream in (False, True))
 
 
 transpose1, transpose2, transpose4, transpose16, transpose32 = map(_transpositions, (1, 2, 4, 16, 32))
 
 
-def _split(streaming: bool) -> Any:
-    """64 bytes of alternating 2-byte elements: the even ones to `to`, the odd ones to ``to + to_stride``."""
+def _split(lines: int, streaming: bool = False) -> Any:
+    """One or two lines of alternating 2-byte elements (at `start`, ``start + start_stride``): all the even ones, then
+    all the odd ones, as rows at `to` and ``to + to_stride``."""
 
-    def emit(builder: Any, to: Any, to_stride: Any, start: Any, _: Any) -> None:
-        both = _load(builder, _vector(2, 32), start)
+    def emit(builder: Any, to: Any, to_stride: Any, start: Any, start_stride: Any) -> None:
+        parts = [_load(builder, _vector(2, 32), _at(builder, start, start_stride, line)) for line in range(lines)]
+        both = _joined(builder, parts)
         for odd in (0, 1):
-            half = _shuffle(builder, both, both, list(range(odd, 32, 2)))
-            _store(builder, half, _at(builder, to, to_stride, odd), streaming)
+            row = _shuffle(builder, both, both, list(range(odd, 32 * lines, 2)))
+            _store(builder, row, _at(builder, to, to_stride, odd), streaming)
 
     return _of_four(emit)
 
 
-def _join(streaming: bool) -> Any:
-    """The reverse: 32 bytes at `start` and at ``start + start_stride`` become 64 that alternate."""
+def _join(streaming: bool = False) -> Any:
+    """The reverse: half a line each at `start` and ``start + start_stride`` become one that alternates."""
 
     def emit(builder: Any, to: Any, _: Any, start: Any, start_stride: Any) -> None:
         a, b = (_load(builder, _vector(2, 16), _at(builder, start, start_stride, odd)) for odd in (0, 1))
-        _store(builder, _shuffle(builder, a, b, [half + odd * 16 for half in range(16) for odd in (0, 1)]), to, streaming)
+        order = [at + odd * 16 for at in range(16) for odd in (0, 1)]
+        _store(builder, _shuffle(builder, a, b, order), to, streaming)
 
     return _of_four(emit)
 
 
-split, splits = _split(streaming=False), _split(streaming=True)
-join, joins = _join(streaming=False), _join(streaming=True)
+split1, split2, split2s = _split(1), _split(2), _split(2, streaming=True)
+join, joins = _join(), _join(streaming=True)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
