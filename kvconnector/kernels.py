@@ -48,20 +48,24 @@ _LAST = FIRST + 3 * (DIMENSIONS - 2)
 """First column of the inner loop's two dimensions."""
 
 
-def _cached(function: Callable[..., Any]) -> Any:
+_part = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""Of a loop: nothing but compiled code calls it."""
+
+
+def _whole(function: Callable[..., Any]) -> Any:
     try:
-        return njit(nogil=True, cache=True)(function)
+        return njit(error_model="numpy", nogil=True, cache=True)(function)
     except RuntimeError:  # numba found no folder to write to
-        return njit(nogil=True)(function)
+        return njit(error_model="numpy", nogil=True)(function)
 
 
-@njit
+@_part
 def _extent(job: Any, dimension: int, count: int) -> int:
     extent = job[FIRST + 3 * dimension]
     return count if extent == COUNT else extent
 
 
-@njit
+@_part
 def _row(to: int, start: int, size: int) -> None:
     at = 0
     while at + 64 <= size:
@@ -86,7 +90,7 @@ def _row(to: int, start: int, size: int) -> None:
         v.move1(to + at, start + at)
 
 
-@njit
+@_part
 def _lines(to: int, start: int, ahead: int, size: int) -> None:
     """Stream whole lines. The processor looks only so far ahead: four lines a round fit in there more often."""
     at = 0
@@ -102,7 +106,7 @@ def _lines(to: int, start: int, ahead: int, size: int) -> None:
         at += 64
 
 
-@njit
+@_part
 def _rows(
     to: int, start: int, size: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int
 ) -> None:
@@ -114,7 +118,7 @@ def _rows(
                 _row(to + i * n_to + j * m_to, start + i * n_start + j * m_start, size)
 
 
-@njit
+@_part
 def _split(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
     """`n` times `m` lines of pairs become half lines in two rows that are `lane` apart."""
     j = 0
@@ -124,20 +128,14 @@ def _split(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_s
         for i in range(n):
             v.prefetch(later + i * n_start)
             v.prefetch(later + i * n_start + m_start)
-            if stream:
-                v.split2s(to_j + i * n_to, lane, start_j + i * n_start, m_start)
-            elif m_to == 32:
-                v.split2(to_j + i * n_to, lane, start_j + i * n_start, m_start)
-            else:
-                v.split1(to_j + i * n_to, lane, start_j + i * n_start, 0)
-                v.split1(to_j + i * n_to + m_to, lane, start_j + i * n_start + m_start, 0)
+            v.split(1, to_j + i * n_to, lane, start_j + i * n_start, m_start, stream)
         j += 2
     if j < m:
         for i in range(n):
-            v.split1(to + j * m_to + i * n_to, lane, start + j * m_start + i * n_start, 0)
+            v.split(0, to + j * m_to + i * n_to, lane, start + j * m_start + i * n_start, 0, False)
 
 
-@njit
+@_part
 def _join(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
     """The reverse: `n` times `m` half lines in two rows become lines of pairs."""
     for i in range(n):
@@ -145,25 +143,23 @@ def _join(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_st
             to_j, start_j = to + i * n_to + j * m_to, start + i * n_start + j * m_start
             v.prefetch(start_j + ahead)
             v.prefetch(start_j + ahead + lane)
-            if stream:
-                v.joins(to_j, 0, start_j, lane)
-            else:
-                v.join(to_j, 0, start_j, lane)
+            v.join(0, to_j, 0, start_j, lane, stream)
 
 
 NEAR = 8 << 10
 """Bytes to have under way from memory."""
 
 
-@njit
+@_part
 def _later(i: int, rows: int, n: int, n_start: int, ahead: int) -> int:
     """From row i of a transposition to what should be fetched now: the next rows, or the next transposition's."""
     if n * n_start <= NEAR:
         return ahead
-    return rows * n_start if i + 2 * rows <= n else ahead - i * n_start
+    step = -(-NEAR // (2 * rows * n_start)) * rows
+    return step * n_start if i + step < n else ahead + (step - n) * n_start
 
 
-@njit
+@_part
 def _fetch(later: int, j: int, side: int, rows: int, n_start: int, m_start: int) -> None:
     """The share of the tile at column j in the lines of `rows` rows."""
     if n_start >= v.LINE:
@@ -174,73 +170,61 @@ def _fetch(later: int, j: int, side: int, rows: int, n_start: int, m_start: int)
             v.prefetch(later + (j + k) * v.LINE)
 
 
-def _transposition(element: int, made: tuple[Any, ...]) -> Any:
-    """A loop for elements of this size: `n` rows (contiguous in the target) by `m` columns (in the source)."""
-    line, line_streaming, half, half_streaming, smallest, smallest_streaming = made
-    side = max(16 // element, 1)
-    rows, half_rows = v.LINE // element, v.LINE // element // 2
-
-    @njit
-    def loop(to: int, start: int, ahead: int, stream: bool, n: int, n_start: int, m: int, m_start: int, m_to: int) -> None:
-        columns = m // side * side
-        i = 0
-        while i + rows <= n:
-            to_i, start_i = to + i * element, start + i * n_start
-            later = start_i + _later(i, rows, n, n_start, ahead)
-            for j in range(0, columns, side):
-                _fetch(later, j, side, rows, n_start, m_start)
-                if stream:
-                    line_streaming(to_i + j * m_to, m_to, start_i + j * m_start, n_start)
-                else:
-                    line(to_i + j * m_to, m_to, start_i + j * m_start, n_start)
-            i += rows
-        if i + half_rows <= n:
-            to_i, start_i = to + i * element, start + i * n_start
-            later = start_i + _later(i, half_rows, n, n_start, ahead)
-            for j in range(0, columns, side):
-                _fetch(later, j, side, half_rows, n_start, m_start)
-                if stream:
-                    half_streaming(to_i + j * m_to, m_to, start_i + j * m_start, n_start)
-                else:
-                    half(to_i + j * m_to, m_to, start_i + j * m_start, n_start)
-            i += half_rows
-        while i + side <= n:
-            for j in range(0, columns, side):
-                if stream:
-                    smallest_streaming(to + j * m_to + i * element, m_to, start + i * n_start + j * m_start, n_start)
-                else:
-                    smallest(to + j * m_to + i * element, m_to, start + i * n_start + j * m_start, n_start)
-            i += side
-        for k in range(n):
-            for j in range(columns if k < i else 0, m):
-                _row(to + j * m_to + k * element, start + k * n_start + j * m_start, element)
-
-    return loop
+@_part
+def _band(
+    i: int,
+    kind: int,
+    element: int,
+    rows: int,
+    to: int,
+    start: int,
+    ahead: int,
+    stream: bool,
+    n: int,
+    n_start: int,
+    columns: int,
+    m_start: int,
+    m_to: int,
+) -> int:
+    """As many bands of `rows` rows of the source as there are from row i on; the row it got to."""
+    side = max(v.LANE // element, 1)
+    while i + rows <= n:
+        to_i, start_i = to + i * element, start + i * n_start
+        later = start_i + _later(i, rows, n, n_start, ahead)
+        for j in range(0, columns, side):
+            _fetch(later, j, side, rows, n_start, m_start)
+            v.transpose(kind, to_i + j * m_to, m_to, start_i + j * m_start, n_start, stream)
+        i += rows
+    return i
 
 
-_transpose1 = _transposition(1, v.transpose1)
-_transpose2 = _transposition(2, v.transpose2)
-_transpose4 = _transposition(4, v.transpose4)
-_transpose16 = _transposition(16, v.transpose16)
-_transpose32 = _transposition(32, v.transpose32)
+@_part
+def _transpose(
+    element: int, to: int, start: int, ahead: int, stream: bool, n: int, n_start: int, m: int, m_start: int, m_to: int
+) -> None:
+    """`n` rows (contiguous in the target) by `m` columns (in the source) of elements of this size."""
+    side = max(v.LANE // element, 1)
+    columns = m // side * side
+    kind = 0
+    if element >= 2:
+        kind = 3 if element == 2 else 6 if element == 4 else 9 if element == 16 else 12
+    rows = v.LINE // element
+    i = 0
+    for size in range(3):
+        i = _band(i, kind + size, element, rows, to, start, ahead, stream, n, n_start, columns, m_start, m_to)
+        rows = rows // 2 if size == 0 else side
+    for k in range(n):
+        for j in range(columns if k < i else 0, m):
+            _row(to + j * m_to + k * element, start + k * n_start + j * m_start, element)
 
 
-@njit
+@_part
 def _inner(job: Any, to: int, start: int, count: int, stream: bool) -> None:
     kind, size, lane, ahead = job[KIND], job[ELEMENT], job[LANE_STRIDE], job[AHEAD]
     n, n_start, n_to = _extent(job, DIMENSIONS - 2, count), job[_LAST + 1], job[_LAST + 2]
     m, m_start, m_to = _extent(job, DIMENSIONS - 1, count), job[_LAST + 4], job[_LAST + 5]
     if kind == TRANSPOSE:
-        if size == 2:
-            _transpose2(to, start, ahead, stream, n, n_start, m, m_start, m_to)
-        elif size == 4:
-            _transpose4(to, start, ahead, stream, n, n_start, m, m_start, m_to)
-        elif size == 32:
-            _transpose32(to, start, ahead, stream, n, n_start, m, m_start, m_to)
-        elif size == 16:
-            _transpose16(to, start, ahead, stream, n, n_start, m, m_start, m_to)
-        else:
-            _transpose1(to, start, ahead, stream, n, n_start, m, m_start, m_to)
+        _transpose(size, to, start, ahead, stream, n, n_start, m, m_start, m_to)
     elif kind == SPLIT:
         _split(to, start, lane, ahead, stream, n, n_start, n_to, m, m_start, m_to)
     elif kind == JOIN:
@@ -249,7 +233,7 @@ def _inner(job: Any, to: int, start: int, count: int, stream: bool) -> None:
         _rows(to, start, size, ahead, stream, n, n_start, n_to, m, m_start, m_to)
 
 
-@njit
+@_part
 def _walk(job: Any, to: int, start: int, count: int, stream: bool) -> None:
     """The outer dimensions, and the inner loop for each place in them."""
     a, b, c = _extent(job, 0, count), _extent(job, 1, count), _extent(job, 2, count)
@@ -266,7 +250,7 @@ def _walk(job: Any, to: int, start: int, count: int, stream: bool) -> None:
                     _inner(job, to_k + n * job[FIRST + 17], start_k + n * job[FIRST + 16], count, stream)
 
 
-@_cached
+@_whole
 def _copy(
     table: Any,
     groups: Any,
@@ -288,10 +272,8 @@ def _copy(
                 job = table[j]
                 in_blocks = caches[layer * tensors + job[TENSOR]] + job[IN_BLOCKS] + block * job[PER_BLOCK]
                 on_wire = wire + layer * layer_bytes + job[ON_WIRE] + at * token_bytes
-                if into_wire:
-                    _walk(job, on_wire, in_blocks, count, stream and job[STREAM] != 0)
-                else:
-                    _walk(job, in_blocks, on_wire, count, stream and job[STREAM] != 0)
+                to, start = (on_wire, in_blocks) if into_wire else (in_blocks, on_wire)
+                _walk(job, to, start, count, stream and job[STREAM] != 0)
     if stream:
         v.fence()
 

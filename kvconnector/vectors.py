@@ -42,6 +42,14 @@ def _store(builder: Any, value: Any, address: Any, streaming: bool = False) -> N
         store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INDEX, 1)]))
 
 
+def _store_rows(builder: Any, rows: _Values, to: Any, to_stride: Any, stream: Any) -> None:
+    with builder.if_else(stream) as (then, otherwise):
+        for branch, streaming in ((then, True), (otherwise, False)):
+            with branch:
+                for index, row in enumerate(rows):
+                    _store(builder, row, _at(builder, to, to_stride, index), streaming)
+
+
 def _at(builder: Any, base: Any, stride: Any, index: int) -> Any:
     return builder.add(base, builder.mul(stride, ir.Constant(stride.type, index)))
 
@@ -72,16 +80,32 @@ def _of_two(emit: Callable[[Any, Any, Any], None]) -> Any:
     return made
 
 
-def _of_four(emit: Callable[[Any, Any, Any, Any, Any], None]) -> Any:
-    """``f(to, to_stride, start, start_stride)``, likewise."""
+_Emit = Callable[[Any, Any, Any], _Values]
+"""Writes the instructions that read at an address, with a stride, and names the rows that come of it."""
+
+
+def _tile(*kinds: _Emit) -> Any:
+    """``f(kind, to, to_stride, start, start_stride, stream)``: read a tile, write its rows, by one of the `kinds`.
+
+    One function for all of them, because compiling takes a second for each loop that calls one.
+    """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def made(_typing: Any, to: Any, to_stride: Any, start: Any, start_stride: Any) -> Any:
-        def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
-            emit(builder, *arguments)
-            return context.get_dummy_value()
+    def made(_typing: Any, kind: Any, to: Any, to_stride: Any, start: Any, start_stride: Any, stream: Any) -> Any:
+        def codegen(_context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
+            which, address, stride, *source, streaming = arguments
+            after = builder.append_basic_block("after")
+            switch = builder.switch(which, after)
+            for index, emit in enumerate(kinds):
+                block = builder.append_basic_block("kind")
+                switch.add_case(ir.Constant(which.type, index), block)
+                builder.position_at_end(block)
+                _store_rows(builder, emit(builder, *source), address, stride, streaming)
+                builder.branch(after)
+            builder.position_at_end(after)
+            return _context.get_dummy_value()
 
-        return types.void(types.intp, types.intp, types.intp, types.intp), codegen
+        return types.void(types.intp, types.intp, types.intp, types.intp, types.intp, types.boolean), codegen
 
     return made
 
@@ -99,7 +123,7 @@ move1, move2, move4, move8, move16, move32, move64 = (_move(1 << power) for powe
 stream32, stream64 = _move(32, streaming=True), _move(64, streaming=True)
 
 
-def _transpose(element: int, lanes: int, streaming: bool = False) -> Any:
+def _transpose(element: int, lanes: int) -> _Emit:
     """n rows of one lane each become columns, where a lane holds n / `lanes` elements.
 
     With k elements to a lane, row ``k * q + i`` is loaded into lane q of register i; log2(k) perfect shuffles of the
@@ -114,7 +138,7 @@ def _transpose(element: int, lanes: int, streaming: bool = False) -> Any:
         for half in (0, count // 2)
     )
 
-    def emit(builder: Any, to: Any, to_stride: Any, start: Any, start_stride: Any) -> None:
+    def emit(builder: Any, start: Any, start_stride: Any) -> _Values:
         kind = _vector(unit, lane // unit)
         rows = [
             _joined(
@@ -126,48 +150,43 @@ def _transpose(element: int, lanes: int, streaming: bool = False) -> Any:
         for _ in range(count.bit_length() - 1):
             pairs = list(zip(rows[: count // 2], rows[count // 2 :], strict=True))
             rows = [_shuffle(builder, a, b, order) for a, b in pairs for order in (low, high)]
-        for i, row in enumerate(rows):
-            _store(builder, row, _at(builder, to, to_stride, i), streaming)
+        return rows
 
-    return _of_four(emit)
+    return emit
 
 
-def _transpositions(element: int) -> tuple[Any, ...]:
-    """To rows of a line, of half a line and of a lane; each without and with streaming."""
+def _transpositions(element: int) -> tuple[_Emit, _Emit, _Emit]:
+    """To rows of a line, of half a line and of a lane."""
     lanes = LINE // max(element, LANE)
-    return tuple(_transpose(element, n, stream) for n in (lanes, lanes // 2, 1) for stream in (False, True))
+    return _transpose(element, lanes), _transpose(element, max(lanes // 2, 1)), _transpose(element, 1)
 
 
-transpose1, transpose2, transpose4, transpose16, transpose32 = map(_transpositions, (1, 2, 4, 16, 32))
+TRANSPOSED = (1, 2, 4, 16, 32)
+"""Bytes of the elements that `transpose` is for; its kind is three times the place here, plus 0 to 2 for rows of a
+line, of half a line and of a lane."""
+transpose = _tile(*(emit for element in TRANSPOSED for emit in _transpositions(element)))
 
 
-def _split(lines: int, streaming: bool = False) -> Any:
+def _split(lines: int) -> _Emit:
     """One or two lines of alternating 2-byte elements (at `start`, ``start + start_stride``): all the even ones, then
-    all the odd ones, as rows at `to` and ``to + to_stride``."""
+    all the odd ones, as rows."""
 
-    def emit(builder: Any, to: Any, to_stride: Any, start: Any, start_stride: Any) -> None:
+    def emit(builder: Any, start: Any, start_stride: Any) -> _Values:
         parts = [_load(builder, _vector(2, 32), _at(builder, start, start_stride, line)) for line in range(lines)]
         both = _joined(builder, parts)
-        for odd in (0, 1):
-            row = _shuffle(builder, both, both, list(range(odd, 32 * lines, 2)))
-            _store(builder, row, _at(builder, to, to_stride, odd), streaming)
+        return [_shuffle(builder, both, both, list(range(odd, 32 * lines, 2))) for odd in (0, 1)]
 
-    return _of_four(emit)
+    return emit
 
 
-def _join(streaming: bool = False) -> Any:
+def _join(builder: Any, start: Any, start_stride: Any) -> _Values:
     """The reverse: half a line each at `start` and ``start + start_stride`` become one that alternates."""
-
-    def emit(builder: Any, to: Any, _: Any, start: Any, start_stride: Any) -> None:
-        a, b = (_load(builder, _vector(2, 16), _at(builder, start, start_stride, odd)) for odd in (0, 1))
-        order = [at + odd * 16 for at in range(16) for odd in (0, 1)]
-        _store(builder, _shuffle(builder, a, b, order), to, streaming)
-
-    return _of_four(emit)
+    a, b = (_load(builder, _vector(2, 16), _at(builder, start, start_stride, odd)) for odd in (0, 1))
+    return [_shuffle(builder, a, b, [at + odd * 16 for at in range(16) for odd in (0, 1)])]
 
 
-split1, split2, split2s = _split(1), _split(2), _split(2, streaming=True)
-join, joins = _join(), _join(streaming=True)
+split, join = _tile(_split(1), _split(2)), _tile(_join)
+"""The kinds of `split` are one line and two."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
