@@ -128,11 +128,11 @@ def _split(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_s
         for i in range(n):
             v.prefetch(later + i * n_start)
             v.prefetch(later + i * n_start + m_start)
-            v.split(1, to_j + i * n_to, lane, start_j + i * n_start, m_start, stream)
+            v.split2(to_j + i * n_to, lane, start_j + i * n_start, m_start, stream)
         j += 2
     if j < m:
         for i in range(n):
-            v.split(0, to + j * m_to + i * n_to, lane, start + j * m_start + i * n_start, 0, False)
+            v.split1(to + j * m_to + i * n_to, lane, start + j * m_start + i * n_start, 0, False)
 
 
 @_part
@@ -143,7 +143,7 @@ def _join(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_st
             to_j, start_j = to + i * n_to + j * m_to, start + i * n_start + j * m_start
             v.prefetch(start_j + ahead)
             v.prefetch(start_j + ahead + lane)
-            v.join(0, to_j, 0, start_j, lane, stream)
+            v.join(to_j, 0, start_j, lane, stream)
 
 
 NEAR = 8 << 10
@@ -160,17 +160,6 @@ def _later(i: int, rows: int, n: int, n_start: int, ahead: int) -> int:
 
 
 @_part
-def _fetch(later: int, j: int, side: int, rows: int, n_start: int, m_start: int) -> None:
-    """The share of the tile at column j in the lines of `rows` rows."""
-    if n_start >= v.LINE:
-        for k in range(side):
-            v.prefetch(later + j * m_start + (j + k) % rows * n_start)
-    else:
-        for k in range(side):
-            v.prefetch(later + (j + k) * v.LINE)
-
-
-@_part
 def _band(
     i: int,
     kind: int,
@@ -182,18 +171,15 @@ def _band(
     stream: bool,
     n: int,
     n_start: int,
-    columns: int,
+    tiles: int,
     m_start: int,
     m_to: int,
 ) -> int:
     """As many bands of `rows` rows of the source as there are from row i on; the row it got to."""
-    side = max(v.LANE // element, 1)
     while i + rows <= n:
         to_i, start_i = to + i * element, start + i * n_start
         later = start_i + _later(i, rows, n, n_start, ahead)
-        for j in range(0, columns, side):
-            _fetch(later, j, side, rows, n_start, m_start)
-            v.transpose(kind, to_i + j * m_to, m_to, start_i + j * m_start, n_start, stream)
+        v.transpose(kind, to_i, m_to, start_i, n_start, m_start, later, tiles, stream)
         i += rows
     return i
 
@@ -211,7 +197,7 @@ def _transpose(
     rows = v.LINE // element
     i = 0
     for size in range(3):
-        i = _band(i, kind + size, element, rows, to, start, ahead, stream, n, n_start, columns, m_start, m_to)
+        i = _band(i, kind + size, element, rows, to, start, ahead, stream, n, n_start, m // side, m_start, m_to)
         rows = rows // 2 if size == 0 else side
     for k in range(n):
         for j in range(columns if k < i else 0, m):

@@ -13,6 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 LINE = 64
@@ -80,32 +81,29 @@ def _of_two(emit: Callable[[Any, Any, Any], None]) -> Any:
     return made
 
 
+def _prefetch(builder: Any, address: Any) -> None:
+    pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _INDEX, _INDEX, _INDEX])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+    read, everywhere, data = (ir.Constant(_INDEX, number) for number in (0, 3, 1))
+    builder.call(function, [builder.inttoptr(address, pointer), read, everywhere, data])
+
+
 _Emit = Callable[[Any, Any, Any], _Values]
 """Writes the instructions that read at an address, with a stride, and names the rows that come of it."""
 
 
-def _tile(*kinds: _Emit) -> Any:
-    """``f(kind, to, to_stride, start, start_stride, stream)``: read a tile, write its rows, by one of the `kinds`.
-
-    One function for all of them, because compiling takes a second for each loop that calls one.
-    """
+def _tile(emit: _Emit) -> Any:
+    """``f(to, to_stride, start, start_stride, stream)``: read a tile and write its rows."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def made(_typing: Any, kind: Any, to: Any, to_stride: Any, start: Any, start_stride: Any, stream: Any) -> Any:
-        def codegen(_context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
-            which, address, stride, *source, streaming = arguments
-            after = builder.append_basic_block("after")
-            switch = builder.switch(which, after)
-            for index, emit in enumerate(kinds):
-                block = builder.append_basic_block("kind")
-                switch.add_case(ir.Constant(which.type, index), block)
-                builder.position_at_end(block)
-                _store_rows(builder, emit(builder, *source), address, stride, streaming)
-                builder.branch(after)
-            builder.position_at_end(after)
-            return _context.get_dummy_value()
+    def made(_typing: Any, to: Any, to_stride: Any, start: Any, start_stride: Any, stream: Any) -> Any:
+        def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
+            address, stride, *source, streaming = arguments
+            _store_rows(builder, emit(builder, *source), address, stride, streaming)
+            return context.get_dummy_value()
 
-        return types.void(types.intp, types.intp, types.intp, types.intp, types.intp, types.boolean), codegen
+        return types.void(types.intp, types.intp, types.intp, types.intp, types.boolean), codegen
 
     return made
 
@@ -155,16 +153,70 @@ def _transpose(element: int, lanes: int) -> _Emit:
     return emit
 
 
-def _transpositions(element: int) -> tuple[_Emit, _Emit, _Emit]:
-    """To rows of a line, of half a line and of a lane."""
-    lanes = LINE // max(element, LANE)
-    return _transpose(element, lanes), _transpose(element, max(lanes // 2, 1)), _transpose(element, 1)
-
-
 TRANSPOSED = (1, 2, 4, 16, 32)
-"""Bytes of the elements that `transpose` is for; its kind is three times the place here, plus 0 to 2 for rows of a
-line, of half a line and of a lane."""
-transpose = _tile(*(emit for element in TRANSPOSED for emit in _transpositions(element)))
+"""Bytes of the elements that `transpose` is for."""
+
+
+def _band(builder: Any, element: int, lanes: int, arguments: _Values) -> None:
+    """Tiles side by side; see `transpose`. Each fetches its share of the lines at `later`: where the rows of the
+    source are lines or more apart, the tiles under one line take turns."""
+    _, to, to_stride, start, start_stride, column, later, tiles, stream = arguments
+    side = max(LANE // element, 1)
+    emit = _transpose(element, lanes)
+
+    def number(value: int) -> Any:
+        return ir.Constant(to.type, value)
+
+    apart = builder.icmp_signed(">=", start_stride, number(LINE))
+    step = builder.select(apart, start_stride, number(LINE))
+    with cgutils.for_range(builder, tiles) as loop:
+        first = builder.mul(loop.index, number(side))
+        here = builder.mul(first, column)
+        turn = builder.and_(first, number(lanes * side - 1))
+        share = builder.select(
+            apart, builder.add(here, builder.mul(turn, start_stride)), builder.mul(first, number(LINE))
+        )
+        for line in range(side):
+            _prefetch(builder, _at(builder, builder.add(later, share), step, line))
+        rows = emit(builder, builder.add(start, here), start_stride)
+        _store_rows(builder, rows, builder.add(to, builder.mul(first, to_stride)), to_stride, stream)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def transpose(
+    _typing: Any,
+    kind: Any,
+    to: Any,
+    to_stride: Any,
+    start: Any,
+    start_stride: Any,
+    column: Any,
+    later: Any,
+    tiles: Any,
+    stream: Any,
+) -> Any:
+    """Transpose `tiles` tiles side by side, `column` being the stride between columns of the source.
+
+    `kind` is three times the element's place in `TRANSPOSED`, plus 0 to 2 for tiles whose rows in the target are a
+    line, half of one or a lane. At `later` is what will be read next. This is one function because every loop that
+    numba compiles costs a second.
+    """
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
+        after = builder.append_basic_block("after")
+        switch = builder.switch(arguments[0], after)
+        for place, element in enumerate(TRANSPOSED):
+            most = LINE // max(element, LANE)
+            for size, lanes in enumerate((most, max(most // 2, 1), 1)):
+                block = builder.append_basic_block("kind")
+                switch.add_case(ir.Constant(arguments[0].type, 3 * place + size), block)
+                builder.position_at_end(block)
+                _band(builder, element, lanes, arguments)
+                builder.branch(after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 8, types.boolean), codegen
 
 
 def _split(lines: int) -> _Emit:
@@ -185,8 +237,7 @@ def _join(builder: Any, start: Any, start_stride: Any) -> _Values:
     return [_shuffle(builder, a, b, [at + odd * 16 for at in range(16) for odd in (0, 1)])]
 
 
-split, join = _tile(_split(1), _split(2)), _tile(_join)
-"""The kinds of `split` are one line and two."""
+split1, split2, join = _tile(_split(1)), _tile(_split(2)), _tile(_join)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -194,11 +245,7 @@ def prefetch(_typing: Any, address: Any) -> Any:
     """Have this line in the cache soon. Any address will do; a wrong one costs a little time."""
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, _INDEX, _INDEX, _INDEX])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-        read, everywhere, data = (ir.Constant(_INDEX, number) for number in (0, 3, 1))
-        builder.call(function, [builder.inttoptr(arguments[0], pointer), read, everywhere, data])
+        _prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.intp), codegen
