@@ -1,11 +1,10 @@
-"""Which loops do the work: numba's where it can be imported, else numpy's."""
+"""Whether compiled loops do the work (numba's, where it can be imported), or numpy."""
 
 from __future__ import annotations
 
 import os
 from functools import lru_cache
 from importlib import import_module
-from types import ModuleType
 from typing import Literal
 
 from deeplink.errors import ConfigError
@@ -14,21 +13,24 @@ By = Literal["numpy", "numba"]
 VARIABLE = "DEEPLINK_RELAYOUT"
 
 
-def kernels(by: By | None = None) -> ModuleType | None:
-    """`deeplink.kvconnector.kernels`, or None where numpy does it. Raises ImportError when numba is insisted on."""
-    wanted = by or os.environ.get(VARIABLE) or None
-    if wanted not in (None, "numpy", "numba"):
-        raise ConfigError(f"{VARIABLE} is {wanted!r}; it is numpy or numba")
-    if wanted == "numpy":
-        return None
-    try:
-        return _load()
-    except ImportError:
-        if wanted:
-            raise
-        return None
+def wanted(by: By | None = None) -> bool:
+    """Whether to use the modules that need numba. `by`, or else the environment variable ``DEEPLINK_RELAYOUT``,
+    insists on one or the other; raises ImportError when that is numba and it cannot be imported."""
+    insisted = by or os.environ.get(VARIABLE) or ""
+    if insisted not in ("", "numpy", "numba"):
+        raise ConfigError(f"{VARIABLE} is {insisted!r}; it is numpy or numba")
+    if insisted == "numpy":
+        return False
+    if insisted == "numba":
+        import_module("numba")
+        return True
+    return _there()
 
 
 @lru_cache
-def _load() -> ModuleType:
-    return import_module("deeplink.kvconnector.kernels")
+def _there() -> bool:
+    try:
+        import_module("numba")
+    except ImportError:  # not installed, or not for this numpy
+        return False
+    return True

@@ -69,7 +69,9 @@ def copy(
     if not all(array.flags.writeable for array in target):
         raise ValueError("the target of a copy is read-only")
     runs = checked(where, bound, wire_LSHTD.shape[3])
-    if kernels := compiled.kernels(by):
+    if compiled.wanted(by):
+        from deeplink.kvconnector import kernels  # takes a moment, and needs numba
+
         kernels.copy(caches, bound, runs, wire_LSHTD, into)
     else:
         _copy(caches, bound, runs, wire_LSHTD, into)
@@ -77,18 +79,24 @@ def copy(
 
 def check(caches: Sequence[Elements], bound: Bound, wire_LSHTD: Elements) -> None:
     """Raises LayoutError unless the caches can hold what `bound` says and the wire is that of one of its chunks."""
-    layers, rest = divmod(len(caches), bound.tensors)
-    if rest:
-        raise LayoutError(f"{len(caches)} arrays for layers that have {bound.tensors} tensors each")
+    layers = check_caches(caches, bound, wire_LSHTD.dtype)
     expected = wire_shape(bound, layers, wire_LSHTD.shape[3] if wire_LSHTD.ndim == 5 else 0)
     if not wire_LSHTD.flags.c_contiguous or wire_LSHTD.shape != expected:
         raise LayoutError(
             f"a wire chunk must be dense [layer, kv, head, token, dim] {expected}, not {wire_LSHTD.shape}"
         )
+
+
+def check_caches(caches: Sequence[Elements], bound: Bound, dtype: np.dtype[Any]) -> int:
+    """The number of layers. Raises LayoutError unless the caches can hold what `bound` says."""
+    layers, rest = divmod(len(caches), bound.tensors)
+    if rest:
+        raise LayoutError(f"{len(caches)} arrays for layers that have {bound.tensors} tensors each")
     sizes = [bound.elements(tensor) for tensor in range(bound.tensors)]
     for cache, size in zip(caches, sizes * layers, strict=True):
-        if cache.ndim != 1 or not cache.flags.c_contiguous or cache.dtype != wire_LSHTD.dtype or cache.size < size:
-            raise LayoutError(f"gather and scatter want flat caches of {size} elements of type {wire_LSHTD.dtype}")
+        if cache.ndim != 1 or not cache.flags.c_contiguous or cache.dtype != dtype or cache.size < size:
+            raise LayoutError(f"gather and scatter want flat caches of {size} elements of type {dtype}")
+    return layers
 
 
 def _copy(caches: Sequence[Elements], bound: Bound, runs: list[Run], wire_LSHTD: Elements, into: Into) -> None:

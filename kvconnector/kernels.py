@@ -3,19 +3,15 @@
 One call does all layers, runs and moves of a gather or scatter. The loops follow the table of
 `deeplink.kvconnector.jobs`; they know strides only, and trust them: what comes here was checked by
 `deeplink.kvconnector.convert`.
-
-numba keeps the machine code on disk. It looks at the age of this file alone, so whoever edits `vectors` while
-developing removes that cache (``__pycache__/*.nb?``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from deeplink.kvconnector import vectors as v
 from deeplink.kvconnector.jobs import (
@@ -37,6 +33,7 @@ from deeplink.kvconnector.jobs import (
     TRANSPOSE,
     jobs,
 )
+from deeplink.kvconnector.jit import part, whole
 from deeplink.kvconnector.layout import Bound
 from deeplink.kvconnector.moves import Into
 from deeplink.kvconnector.plan import Run
@@ -48,24 +45,13 @@ _LAST = FIRST + 3 * (DIMENSIONS - 2)
 """First column of the inner loop's two dimensions."""
 
 
-_part = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""Of a loop: nothing but compiled code calls it."""
-
-
-def _whole(function: Callable[..., Any]) -> Any:
-    try:
-        return njit(error_model="numpy", nogil=True, cache=True)(function)
-    except RuntimeError:  # numba found no folder to write to
-        return njit(error_model="numpy", nogil=True)(function)
-
-
-@_part
+@part
 def _extent(job: Any, dimension: int, count: int) -> int:
     extent = job[FIRST + 3 * dimension]
     return count if extent == COUNT else extent
 
 
-@_part
+@part
 def _row(to: int, start: int, size: int) -> None:
     at = 0
     while at + 64 <= size:
@@ -90,7 +76,7 @@ def _row(to: int, start: int, size: int) -> None:
         v.move1(to + at, start + at)
 
 
-@_part
+@part
 def _lines(to: int, start: int, ahead: int, size: int) -> None:
     """Stream whole lines. The processor looks only so far ahead: four lines a round fit in there more often."""
     at = 0
@@ -106,7 +92,7 @@ def _lines(to: int, start: int, ahead: int, size: int) -> None:
         at += 64
 
 
-@_part
+@part
 def _rows(
     to: int, start: int, size: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int
 ) -> None:
@@ -118,7 +104,7 @@ def _rows(
                 _row(to + i * n_to + j * m_to, start + i * n_start + j * m_start, size)
 
 
-@_part
+@part
 def _split(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
     """`n` times `m` lines of pairs become half lines in two rows that are `lane` apart."""
     j = 0
@@ -135,7 +121,7 @@ def _split(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_s
             v.split1(to + j * m_to + i * n_to, lane, start + j * m_start + i * n_start, 0, False)
 
 
-@_part
+@part
 def _join(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
     """The reverse: `n` times `m` half lines in two rows become lines of pairs."""
     for i in range(n):
@@ -150,7 +136,7 @@ NEAR = 8 << 10
 """Bytes to have under way from memory."""
 
 
-@_part
+@part
 def _later(i: int, rows: int, n: int, n_start: int, ahead: int) -> int:
     """From row i of a transposition to what should be fetched now: the next rows, or the next transposition's."""
     if n * n_start <= NEAR:
@@ -159,7 +145,7 @@ def _later(i: int, rows: int, n: int, n_start: int, ahead: int) -> int:
     return step * n_start if i + step < n else ahead + (step - n) * n_start
 
 
-@_part
+@part
 def _band(
     i: int,
     kind: int,
@@ -184,7 +170,7 @@ def _band(
     return i
 
 
-@_part
+@part
 def _transpose(
     element: int, to: int, start: int, ahead: int, stream: bool, n: int, n_start: int, m: int, m_start: int, m_to: int
 ) -> None:
@@ -204,7 +190,7 @@ def _transpose(
             _row(to + j * m_to + k * element, start + k * n_start + j * m_start, element)
 
 
-@_part
+@part
 def _inner(job: Any, to: int, start: int, count: int, stream: bool) -> None:
     kind, size, lane, ahead = job[KIND], job[ELEMENT], job[LANE_STRIDE], job[AHEAD]
     n, n_start, n_to = _extent(job, DIMENSIONS - 2, count), job[_LAST + 1], job[_LAST + 2]
@@ -219,7 +205,7 @@ def _inner(job: Any, to: int, start: int, count: int, stream: bool) -> None:
         _rows(to, start, size, ahead, stream, n, n_start, n_to, m, m_start, m_to)
 
 
-@_part
+@part
 def _walk(job: Any, to: int, start: int, count: int, stream: bool) -> None:
     """The outer dimensions, and the inner loop for each place in them."""
     a, b, c = _extent(job, 0, count), _extent(job, 1, count), _extent(job, 2, count)
@@ -236,8 +222,34 @@ def _walk(job: Any, to: int, start: int, count: int, stream: bool) -> None:
                     _inner(job, to_k + n * job[FIRST + 17], start_k + n * job[FIRST + 16], count, stream)
 
 
-@_whole
-def _copy(
+@part
+def copy_layer(
+    table: Any,
+    groups: Any,
+    runs: Any,
+    first_run: int,
+    last_run: int,
+    caches: Any,
+    first_cache: int,
+    wire: int,
+    token_bytes: int,
+    into_wire: bool,
+    stream: bool,
+) -> None:
+    """Runs [first_run, last_run) of one layer. `runs` are (block, count, at, group); the jobs of a group are `groups`
+    (first, after the last) of the table."""
+    for r in range(first_run, last_run):
+        block, count, at, group = runs[r]
+        for j in range(groups[group, 0], groups[group, 1]):
+            job = table[j]
+            in_blocks = caches[first_cache + job[TENSOR]] + job[IN_BLOCKS] + block * job[PER_BLOCK]
+            on_wire = wire + job[ON_WIRE] + at * token_bytes
+            to, start = (on_wire, in_blocks) if into_wire else (in_blocks, on_wire)
+            _walk(job, to, start, count, stream and job[STREAM] != 0)
+
+
+@whole
+def copy_layers(
     table: Any,
     groups: Any,
     runs: Any,
@@ -249,17 +261,21 @@ def _copy(
     into_wire: bool,
     stream: bool,
 ) -> None:
-    """`runs` are (block, count, at, group); the jobs of a group are `groups` (first, after the last) of the table."""
     tensors = caches.size // layers
     for layer in range(layers):
-        for r in range(runs.shape[0]):
-            block, count, at, group = runs[r]
-            for j in range(groups[group, 0], groups[group, 1]):
-                job = table[j]
-                in_blocks = caches[layer * tensors + job[TENSOR]] + job[IN_BLOCKS] + block * job[PER_BLOCK]
-                on_wire = wire + layer * layer_bytes + job[ON_WIRE] + at * token_bytes
-                to, start = (on_wire, in_blocks) if into_wire else (in_blocks, on_wire)
-                _walk(job, to, start, count, stream and job[STREAM] != 0)
+        copy_layer(
+            table,
+            groups,
+            runs,
+            0,
+            runs.shape[0],
+            caches,
+            layer * tensors,
+            wire + layer * layer_bytes,
+            token_bytes,
+            into_wire,
+            stream,
+        )
     if stream:
         v.fence()
 
@@ -274,11 +290,11 @@ def copy(caches: Sequence[Elements], bound: Bound, runs: list[Run], wire_LSHTD: 
         return
     layers, _, _, tokens, dim = wire_LSHTD.shape
     itemsize = wire_LSHTD.itemsize
-    table, groups, places = _plan(bound, itemsize, tokens, runs, into)
-    bases = np.array([_address(cache) for cache in caches], np.int64)
-    wire = _address(wire_LSHTD)
+    table, groups, places = plan(bound, itemsize, tokens, runs, into)
+    bases = np.array([address(cache) for cache in caches], np.int64)
+    wire = address(wire_LSHTD)
     aligned = wire % v.LINE == 0 if into == "wire" else not (bases % v.LINE).any()
-    _copy(
+    copy_layers(
         table,
         groups,
         places,
@@ -292,7 +308,7 @@ def copy(caches: Sequence[Elements], bound: Bound, runs: list[Run], wire_LSHTD: 
     )
 
 
-def _plan(bound: Bound, itemsize: int, tokens: int, runs: list[Run], into: Into) -> tuple[Table, Table, Table]:
+def plan(bound: Bound, itemsize: int, tokens: int, runs: list[Run], into: Into) -> tuple[Table, Table, Table]:
     """The table, the rows of it that each group of runs needs, and the runs."""
     shapes: dict[tuple[int, int], int] = {}
     places = np.array(
@@ -304,6 +320,6 @@ def _plan(bound: Bound, itemsize: int, tokens: int, runs: list[Run], into: Into)
     return np.concatenate(tables), np.stack([ends[:-1], ends[1:]], axis=1).astype(np.int64), places
 
 
-def _address(array: Elements) -> int:
+def address(array: Elements) -> int:
     address: int = array.__array_interface__["data"][0]
     return address

@@ -81,7 +81,7 @@ def _of_two(emit: Callable[[Any, Any, Any], None]) -> Any:
     return made
 
 
-def _prefetch(builder: Any, address: Any) -> None:
+def emit_prefetch(builder: Any, address: Any) -> None:
     pointer = ir.IntType(8).as_pointer()
     kind = ir.FunctionType(ir.VoidType(), [pointer, _INDEX, _INDEX, _INDEX])
     function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
@@ -177,7 +177,7 @@ def _band(builder: Any, element: int, lanes: int, arguments: _Values) -> None:
             apart, builder.add(here, builder.mul(turn, start_stride)), builder.mul(first, number(LINE))
         )
         for line in range(side):
-            _prefetch(builder, _at(builder, builder.add(later, share), step, line))
+            emit_prefetch(builder, _at(builder, builder.add(later, share), step, line))
         rows = emit(builder, builder.add(start, here), start_stride)
         _store_rows(builder, rows, builder.add(to, builder.mul(first, to_stride)), to_stride, stream)
 
@@ -245,7 +245,7 @@ def prefetch(_typing: Any, address: Any) -> Any:
     """Have this line in the cache soon. Any address will do; a wrong one costs a little time."""
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
-        _prefetch(builder, arguments[0])
+        emit_prefetch(builder, arguments[0])
         return context.get_dummy_value()
 
     return types.void(types.intp), codegen
