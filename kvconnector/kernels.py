@@ -77,31 +77,49 @@ def _row(to: int, start: int, size: int) -> None:
 
 
 @part
-def _lines(to: int, start: int, ahead: int, size: int) -> None:
-    """Stream whole lines. The processor looks only so far ahead: four lines a round fit in there more often."""
+def _lines(to: int, start: int, size: int, ahead: int, stream: bool) -> None:
+    """Whole lines. The processor looks only so far ahead: four lines a round, and more of them fit in there."""
     at = 0
     while at + 256 <= size:
         for k in range(4):
             v.prefetch(start + at + ahead + k * 64)
-        for k in range(4):
-            v.stream64(to + at + k * 64, start + at + k * 64)
+        if stream:
+            for k in range(4):
+                v.stream64(to + at + k * 64, start + at + k * 64)
+        else:
+            for k in range(4):
+                v.move64(to + at + k * 64, start + at + k * 64)
         at += 256
     while at < size:
         v.prefetch(start + at + ahead)
-        v.stream64(to + at, start + at)
+        if stream:
+            v.stream64(to + at, start + at)
+        else:
+            v.move64(to + at, start + at)
         at += 64
 
 
 @part
 def _rows(
-    to: int, start: int, size: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int
+    to: int,
+    start: int,
+    size: int,
+    ahead: int,
+    stream: bool,
+    n: int,
+    n_start: int,
+    n_to: int,
+    m: int,
+    m_start: int,
+    m_to: int,
 ) -> None:
     for i in range(n):
         for j in range(m):
-            if stream:
-                _lines(to + i * n_to + j * m_to, start + i * n_start + j * m_start, ahead, size)
+            to_j, start_j = to + i * n_to + j * m_to, start + i * n_start + j * m_start
+            if size % 64 == 0:
+                _lines(to_j, start_j, size, ahead, stream)
             else:
-                _row(to + i * n_to + j * m_to, start + i * n_start + j * m_start, size)
+                _row(to_j, start_j, size)
 
 
 @part

@@ -1,11 +1,11 @@
-"""Compiled: gather a slice of the chunk that stays in the cache, digest it there, and stream it to the wire.
+"""Compiled: digest a chunk where it lies in the blocks, a slice at a time, which is gathered but stays in the cache.
 
-Beside a gather and a digest one after the other, the bytes are read from memory once instead of twice, and where only
-the digest is wanted they are not written to memory at all. Needs numba.
+So the bytes are read from memory once, and written nowhere. Needs numba.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from deeplink.kvconnector import digest
 from deeplink.kvconnector import vectors as v
-from deeplink.kvconnector.jit import part, whole
-from deeplink.kvconnector.kernels import STREAMED, address, copy_layer, plan
+from deeplink.kvconnector.jit import whole
+from deeplink.kvconnector.kernels import address, copy_layer, plan
 from deeplink.kvconnector.layout import Bound
 from deeplink.kvconnector.plan import TILE, Chunk, Run
 from deeplink.kvconnector.xxh3 import SECRET, STATE, xxh3
@@ -26,23 +26,8 @@ SLICE = 256 << 10
 """Bytes of a slice, one layer of some tokens. A core's second cache holds that twice."""
 
 
-@part
-def _flush(to: int, start: int, size: int, stream: bool) -> None:
-    if stream:
-        for at in range(0, size, v.LINE):
-            v.stream64(to + at, start + at)
-        return
-    at = 0
-    while at + v.LINE <= size:
-        v.move64(to + at, start + at)
-        at += v.LINE
-    while at < size:
-        v.move1(to + at, start + at)
-        at += 1
-
-
 @whole
-def _gather(
+def _digests(
     table: Any,
     groups: Any,
     runs: Any,
@@ -53,15 +38,12 @@ def _gather(
     row: int,
     capacity: int,
     scratch: int,
-    wire: int,
-    tokens: int,
     secret: int,
     state: Any,
     out: Any,
-    stream: bool,
 ) -> None:
-    """`slices` are (first run, after the last, first span, after the last, first token, tokens), `spans` (first token,
-    after the last, tile); `seeds[layer, lane]`, where a lane is one head of K or V."""
+    """`slices` are (first run, after the last, first span, after the last, first token), `spans` (first token, after
+    the last, tile); `seeds[layer, lane]`, where a lane is one head of K or V."""
     layers, lanes = seeds.shape
     tensors = caches.size // layers
     for layer in range(layers):
@@ -75,11 +57,6 @@ def _gather(
                     first, last = spans[k, 0] - slices[s, 4], spans[k, 1] - slices[s, 4]
                     seed = seeds[layer, lane] | np.uint64(spans[k, 2])
                     out[layer, lane, k] = xxh3(base + first * row, (last - first) * row, seed, secret, state)
-                if wire:
-                    to = wire + ((layer * lanes + lane) * tokens + slices[s, 4]) * row
-                    _flush(to, base, slices[s, 5] * row, stream)
-    if stream:
-        v.fence()
 
 
 def _cut(runs: list[Run], cuts: list[int], block_size: int) -> tuple[list[Run], list[int]]:
@@ -100,26 +77,27 @@ def _cut(runs: list[Run], cuts: list[int], block_size: int) -> tuple[list[Run], 
     return pieces, [*ends, len(pieces)]
 
 
-def gather(
+def digests(
     caches: Sequence[Elements],
     bound: Bound,
     runs: list[Run],
     chunk: Chunk,
     seeds: npt.NDArray[np.uint64],
-    wire_LSHTD: Elements | None,
 ) -> digest.Tiles:
     """The digest of each tile, ``[layer, kv, head, tile]``. Everything must have been checked."""
     dtype, dim = caches[0].dtype, bound.head_dim
     row = dim * dtype.itemsize
     lanes = bound.kv * bound.heads
-    tiles = max(SLICE // (lanes * row * TILE), 1)
-    cuts = [0, *range(tiles * TILE - chunk.start % TILE, chunk.tokens, tiles * TILE), chunk.tokens]
-    capacity = min(tiles * TILE, chunk.tokens)
+    # Whole tiles, and whole blocks where that is not much more.
+    unit = math.lcm(TILE, bound.block_size) if bound.block_size <= 16 * TILE else TILE
+    step = max(SLICE // (lanes * row * unit), 1) * unit
+    cuts = [0, *range(step - chunk.start % step, chunk.tokens, step), chunk.tokens]
+    capacity = min(step, chunk.tokens)
     pieces, ends = _cut(runs, cuts, bound.block_size)
     spans = digest.spans(chunk, cuts)
     last_spans = np.searchsorted(spans[:, 1], cuts[1:], side="right")
     slices = [
-        [ends[k], ends[k + 1], last_spans[k - 1] if k else 0, last_spans[k], cuts[k], cuts[k + 1] - cuts[k]]
+        [ends[k], ends[k + 1], last_spans[k - 1] if k else 0, last_spans[k], cuts[k]]
         for k in range(len(cuts) - 1)
     ]
     # room for whole lines, whatever the allocator gives
@@ -128,9 +106,7 @@ def gather(
     table, groups, places = plan(bound, dtype.itemsize, capacity, pieces, "wire")
     layers = len(caches) // bound.tensors
     out = np.empty((layers, lanes, len(spans)), np.uint64)
-    wire = 0 if wire_LSHTD is None else address(wire_LSHTD)
-    stream = wire_LSHTD is not None and wire % v.LINE == row % v.LINE == 0 and wire_LSHTD.nbytes >= STREAMED
-    _gather(
+    _digests(
         table,
         groups,
         places,
@@ -141,11 +117,8 @@ def gather(
         row,
         capacity,
         scratch,
-        wire,
-        chunk.tokens,
         SECRET.ctypes.data,
         np.empty(STATE, np.uint64),
         out,
-        stream,
     )
     return out.reshape(layers, bound.kv, bound.heads, len(spans))
