@@ -18,6 +18,7 @@ from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import Ledger
 from deeplink.kvconnector.order import Order, Outcome
 from deeplink.kvconnector.pool import Pool
+from deeplink.kvconnector.quarantine import Quarantine
 from deeplink.kvconnector.receive import (
     DIAL_SECONDS,
     FAREWELL_SECONDS,
@@ -49,6 +50,7 @@ class Consumer:
     ) -> None:
         self._groups = groups
         self._staging = staging
+        self._quarantine = Quarantine(staging)
         self._ledger = ledger
         self._transports = transports
         self._dial = dial
@@ -128,6 +130,7 @@ class Consumer:
         # Whatever happens in this thread, the engine hears of the end: a request must not wait for a dead thread.
         reason: Reason | None = HandoffError("the load ended unexpectedly; see the engine's log").reason()
         try:
+            self._quarantine.retry()
             self._receive(load)
             reason = None
         except DeeplinkError as exc:
@@ -212,6 +215,7 @@ class Consumer:
                     self._dial,
                     self._channels,
                     self._staging,
+                    self._quarantine,
                     self._transports,
                     self._verify,
                 )

@@ -24,6 +24,7 @@ from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.producer import Producer
 from deeplink.kvconnector.staging import Staging
+from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport.start import Transports
 
 FIRST_SECONDS = 10.0
@@ -32,12 +33,14 @@ IDLE_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests."""
+    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests; with `tls` the
+    channel uses it, and peers must."""
 
     host: str
     staging: int
     chunk: int
     verify: bool
+    tls: Tls | None = None
 
 
 class Endpoint:
@@ -64,6 +67,7 @@ class Endpoint:
                 remedy="raise kv.staging in deeplink.toml",
             )
         self._secret = secret
+        self._tls = settings.tls
         self._outgoing = Staging(settings.staging)
         self._incoming = Staging(settings.staging)
         self.transports = transports = transports.stage([self._outgoing.memory, self._incoming.memory])
@@ -88,7 +92,7 @@ class Endpoint:
         )
         # The contract names the listener's address, so peers can come before it is there; they wait.
         self._ready = threading.Event()
-        self._listener = Listener(settings.host, secret, ch.PURPOSE, self._serve)
+        self._listener = Listener(settings.host, secret, ch.PURPOSE, self._serve, settings.tls)
         self.contract = state(self._listener.address, transports.addresses)
         self._encoded = co.encode(self.contract)
         self._ready.set()
@@ -106,7 +110,7 @@ class Endpoint:
 
     def _dial(self, address: str, deadline: float) -> ch.Channel:
         """As consumer: connect, exchange contracts, and go on only with an agreement."""
-        channel = ch.Channel.connect(address, self._secret, deadline)
+        channel = ch.Channel.connect(address, self._secret, deadline, self._tls)
         try:
             channel.send(ch.Hello(self._encoded), deadline)
             answer = channel.receive(deadline)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -42,6 +43,26 @@ class Record(msgspec.Struct, frozen=True):
     milliseconds: float = 0.0
     digest: str = ""
     resumed: int = 0
+
+
+_WORST = ("failed", "expired", "aborted", "filling", "receiving", "staged", "drained", "loaded")
+
+
+def merged(records: Sequence[Record]) -> Record:
+    """One record for what the ranks of an engine have of a handoff; there is at least one.
+
+    It has ended well when it has on every rank, and its digest is the sum of theirs.
+    """
+    worst = min(records, key=lambda record: _WORST.index(record.state))
+    digests = [int(record.digest, 16) for record in records if record.digest]
+    return msgspec.structs.replace(
+        worst,
+        tokens=max(record.tokens for record in records),
+        kv_bytes=sum(record.kv_bytes for record in records),
+        milliseconds=max(record.milliseconds for record in records),
+        digest=f"{sum(digests) & (1 << 64) - 1:016x}" if digests else "",
+        resumed=sum(record.resumed for record in records),
+    )
 
 
 class Ledger:

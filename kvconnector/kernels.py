@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.kvconnector import vectors as v
+from deeplink.kvconnector.jit import part, whole
 from deeplink.kvconnector.jobs import (
     AHEAD,
     COUNT,
@@ -26,14 +27,12 @@ from deeplink.kvconnector.jobs import (
     LANE_STRIDE,
     ON_WIRE,
     PER_BLOCK,
-    ROWS,
     SPLIT,
     STREAM,
     TENSOR,
     TRANSPOSE,
     jobs,
 )
-from deeplink.kvconnector.jit import part, whole
 from deeplink.kvconnector.layout import Bound
 from deeplink.kvconnector.moves import Into
 from deeplink.kvconnector.plan import Run
@@ -123,7 +122,19 @@ def _rows(
 
 
 @part
-def _split(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
+def _split(
+    to: int,
+    start: int,
+    lane: int,
+    ahead: int,
+    stream: bool,
+    n: int,
+    n_start: int,
+    n_to: int,
+    m: int,
+    m_start: int,
+    m_to: int,
+) -> None:
     """`n` times `m` lines of pairs become half lines in two rows that are `lane` apart."""
     j = 0
     while j + 2 <= m:
@@ -140,7 +151,19 @@ def _split(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_s
 
 
 @part
-def _join(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
+def _join(
+    to: int,
+    start: int,
+    lane: int,
+    ahead: int,
+    stream: bool,
+    n: int,
+    n_start: int,
+    n_to: int,
+    m: int,
+    m_start: int,
+    m_to: int,
+) -> None:
     """The reverse: `n` times `m` half lines in two rows become lines of pairs."""
     for i in range(n):
         for j in range(m):

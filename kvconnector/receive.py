@@ -32,6 +32,7 @@ from deeplink.kvconnector.group import Group, Wire
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.pool import Pool
+from deeplink.kvconnector.quarantine import Quarantine
 from deeplink.kvconnector.shares import Share
 from deeplink.kvconnector.staging import Piece, Staging
 from deeplink.kvconnector.transport.base import Region, Transport
@@ -116,6 +117,7 @@ class Receiving:
     dial: Dial
     pool: Pool[ch.Channel]
     staging: Staging
+    quarantine: Quarantine
     transports: Mapping[str, Transport]
     verify: bool
     _claim: bytes = field(default_factory=lambda: secrets.token_bytes(CLAIM_BYTES))
@@ -314,12 +316,9 @@ class Receiving:
         return digest.total(ours)
 
     def _clear(self, landing: Landing) -> None:
-        if landing.region is not None:
-            landing.region.withdraw()
-            landing.region = None
-        if landing.piece is not None:
-            self.staging.release(landing.piece)
-            landing.piece = None
+        region, piece = landing.region, landing.piece
+        landing.region = landing.piece = None
+        self.quarantine.let_go(region, piece)
 
 
 def farewell(channel: ch.Channel, reason: Reason) -> None:

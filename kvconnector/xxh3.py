@@ -100,9 +100,7 @@ def _accumulate(_typing: Any, state: Any, start: Any, secret: Any, lines: Any) -
             emit_prefetch(builder, builder.add(start, builder.mul(later, ir.Constant(start.type, 64))))
             key = _vector(builder, builder.add(secret, builder.mul(loop.index, ir.Constant(secret.type, 8))))
             mixed = builder.xor(data, key)
-            product = builder.mul(
-                builder.and_(mixed, _splat(0xFFFFFFFF)), builder.lshr(mixed, _splat(32))
-            )
+            product = builder.mul(builder.and_(mixed, _splat(0xFFFFFFFF)), builder.lshr(mixed, _splat(32)))
             neighbour = ir.Constant(ir.VectorType(ir.IntType(32), 8), [1, 0, 3, 2, 5, 4, 7, 6])
             swapped = builder.shuffle_vector(data, data, neighbour)
             builder.store(builder.add(builder.load(sums), builder.add(swapped, product)), sums)

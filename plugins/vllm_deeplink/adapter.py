@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError
 from deeplink.kvconnector import weights
 from deeplink.kvconnector.cache import Cache
@@ -15,6 +16,7 @@ from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
+from deeplink.kvconnector.tls import Tls
 from deeplink.registry import Registry
 from vllm_deeplink import layouts
 
@@ -148,8 +150,17 @@ def _folder(model: str, revision: str | None) -> Path:
     return Path(snapshot_download(model, revision=revision, local_files_only=True))
 
 
+def load_tls(settings: KVSection) -> Tls | None:
+    return Tls.load(settings.tls.certificate, settings.tls.key, settings.tls.ca) if settings.tls is not None else None
+
+
 def make_contract(
-    vllm_config: VllmConfig, group: CacheGroup, model: Model, channel: str, transports: dict[str, str]
+    vllm_config: VllmConfig,
+    group: CacheGroup,
+    model: Model,
+    channel: str,
+    transports: dict[str, str],
+    casts: tuple[str, ...],
 ) -> Contract:
     from vllm import __version__
     from vllm.platforms import current_platform
@@ -164,4 +175,5 @@ def make_contract(
         model=model,
         groups=(group,),
         ranks=(Rank(0, 0, 0, ((0, group.heads),), (0, model.layers), channel, transports),),
+        casts=casts,
     )

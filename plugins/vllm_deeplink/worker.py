@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from deeplink.config import Config
 from deeplink.errors import ConfigError, TicketRefused
 from deeplink.kvconnector import contract as co
+from deeplink.kvconnector.cast import parse_consent
 from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
@@ -57,15 +58,24 @@ class WorkerHalf:
         probe.prove(self._vllm_config, group.values, tensors)
         model = adapter.read_model(self._vllm_config)
         settings = self._config.kv
+        casts = tuple(str(parse_consent(text)) for text in settings.casts)
+        verify, tls = settings.digest == "always", adapter.load_tls(settings)
         transfer = self._vllm_config.kv_transfer_config
         self._endpoint = Endpoint(
             (group,),
-            Settings(settings.host, settings.staging, settings.chunk, settings.digest == "always"),
+            Settings(settings.host, settings.staging, settings.chunk, verify, tls),
             self._secret,
             transfer.engine_id,
-            start(plugins.transports.items, settings.host, self._secret, settings.trust),
+            start(
+                plugins.transports.items,
+                settings.host,
+                self._secret,
+                settings.trust,
+                verify,
+                {"tcp": {"tls": tls, "streams": settings.streams}},
+            ),
             lambda channel, transports: adapter.make_contract(
-                self._vllm_config, group.spec, model, channel, transports
+                self._vllm_config, group.spec, model, channel, transports, casts
             ),
         )
 
