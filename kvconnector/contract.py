@@ -35,6 +35,8 @@ Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+Scale = Annotated[float, msgspec.Meta(gt=0, lt=2.0**128)]
+"""What a float32 can hold; never NaN, which is not equal to itself and has no JSON."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -61,7 +63,7 @@ class Scales(msgspec.Struct, frozen=True):
     """
 
     scheme: Name
-    values: Annotated[tuple[float, ...], msgspec.Meta(max_length=8192)] = ()
+    values: Annotated[tuple[Scale, ...], msgspec.Meta(max_length=8192)] = ()
     layout: Text = ""
     dtype: Name = "float32"
 
