@@ -15,7 +15,7 @@ Wire versions:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -133,6 +133,30 @@ class Contract(msgspec.Struct, frozen=True):
     @property
     def consumes(self) -> bool:
         return self.role in ("decode", "both")
+
+
+def merged(contracts: Sequence[Contract]) -> Contract:
+    """One contract for all ranks of an engine, from those of each, in the order in which tickets count them.
+
+    A rank states the layers it holds; the engine has those of all its ranks.
+    """
+    first = contracts[0]
+    groups = zip(*(contract.groups for contract in contracts), strict=True)
+    ranks = tuple(rank for contract in contracts for rank in contract.ranks)
+    return msgspec.structs.replace(first, groups=tuple(map(_merged_group, groups)), ranks=ranks)
+
+
+def _merged_group(groups: Sequence[CacheGroup]) -> CacheGroup:
+    values: dict[int, tuple[float, ...]] = {}
+    for group in groups:
+        stated = group.scales.values if group.scales else ()
+        values |= {layer: stated[2 * place : 2 * place + 2] for place, layer in enumerate(group.layers)}
+    layers = tuple(sorted(values))
+    scales = groups[0].scales
+    if scales is not None:
+        flat = tuple(value for layer in layers for value in values[layer])
+        scales = msgspec.structs.replace(scales, values=flat)
+    return msgspec.structs.replace(groups[0], layers=layers, scales=scales)
 
 
 _LOCAL = "local:"

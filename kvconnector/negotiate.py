@@ -91,7 +91,7 @@ def refusals(producer: Contract, consumer: Contract, *, whole: bool = True) -> I
         ours, theirs = getattr(producer.model, name), getattr(consumer.model, name)
         if ours != theirs:
             yield Refusal(f"model.{name}", str(ours), str(theirs), "serve the same checkpoint on both engines")
-    groups = list(_group_refusals(producer, consumer))
+    groups = list(_group_refusals(producer, consumer, whole=whole))
     yield from groups
     yield from _rank_refusals(producer, consumer, whole=whole and not groups)
     if not all(_transports(producer, consumer)):
@@ -103,7 +103,7 @@ def refusals(producer: Contract, consumer: Contract, *, whole: bool = True) -> I
         )
 
 
-def _group_refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]:
+def _group_refusals(producer: Contract, consumer: Contract, *, whole: bool) -> Iterator[Refusal]:
     for side in (producer, consumer):
         if len(_layers(side)) < sum(len(group.layers) for group in side.groups):
             counts = str(len(producer.groups)), str(len(consumer.groups))
@@ -116,7 +116,7 @@ def _group_refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]
         for refusal in _one_by_one(index, producer.groups[index : index + 1], consumer.groups[index : index + 1]):
             understood = False
             yield refusal
-    for index in range(max(len(producer.groups), len(consumer.groups))):
+    for index in range(max(len(producer.groups), len(consumer.groups)) if whole else 0):
         sides = [side.groups[index].layers if index < len(side.groups) else () for side in (producer, consumer)]
         if not (set(sides[0]) <= _layers(consumer) and set(sides[1]) <= _layers(producer)):
             remedy = "serve the same layers of the model on both engines"
