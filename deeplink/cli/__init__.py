@@ -9,6 +9,7 @@ import click
 from deeplink import __version__
 
 COMMANDS = {
+    "chips": "which chips are here, and which engine plugin serves them",
     "contract": "what an engine states, and whether two engines can hand over",
     "demo": "two unlike vLLM engines and a router on this machine, from nothing",
     "router": "serve one OpenAI endpoint in front of the engines in deeplink.toml",

@@ -1,0 +1,253 @@
+"""Which chips are here. Reads the device tree, and asks a vendor's own tool only where the tree shows that vendor.
+
+The bus says which chip it is wherever its number is known; the tool adds memory and what only a name tells. A tool that
+is slow costs `seconds`, once for all of them, and leaves what the tree says. Nothing here starts a device or imports a
+vendor's runtime, and nothing raises for what a host is like: what is not known has a reason instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deeplink.chips import cpuinfo, tool, tree
+from deeplink.chips.cpuinfo import Cpu
+from deeplink.chips.output import MalformedOutput
+from deeplink.chips.profile import Profile, Reported, Vendor
+from deeplink.chips.tool import Answer, Ending, Runner
+from deeplink.chips.tree import Function
+from deeplink.errors import PluginError
+
+TOOL_SECONDS = 0.12
+"""Of the 200 ms that detection may cost. Some tools need a second: give more where there is time."""
+GUEST = "vfio-pci"
+SCREEN = "0300"
+"""The class of a card that is for a screen first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One device. `chip` is the name of its profile, or None with a reason; `model` what the tool calls it, or "".
+
+    `how` says what it was seen by: bus, tool, node. `reasons` are why its chip is not known, or why it is of no use.
+    """
+
+    chip: str | None
+    model: str = ""
+    address: str = ""
+    pci: str = ""
+    driver: str = ""
+    memory_mib: int | None = None
+    screen: bool = False
+    how: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a vendor's tool answered. `detail` is empty only when it answered and was understood."""
+
+    command: str
+    ending: Ending
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is of one vendor. `drivers` maps who says so (a kernel module, a file, a tool) to a version."""
+
+    vendor: str
+    cards: tuple[Card, ...]
+    nodes: tuple[str, ...]
+    drivers: dict[str, str] = field(default_factory=dict)
+    asked: tuple[Asked, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    cpu: Cpu
+    cpu_chip: str | None
+    found: tuple[Found, ...]
+    reasons: tuple[str, ...]
+    milliseconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Signs:
+    """What the device tree shows of one vendor."""
+
+    vendor: Vendor
+    functions: tuple[Function, ...]
+    nodes: tuple[str, ...]
+    control: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.functions or self.nodes or self.control)
+
+    @property
+    def driven(self) -> bool:
+        return bool(self.nodes or self.control or {f.driver for f in self.functions} - {"", GUEST})
+
+
+def detect(
+    profiles: Iterable[Profile],
+    root: Path = Path("/"),
+    run: Runner = tool.run,
+    seconds: float = TOOL_SECONDS,
+) -> Detected:
+    """Raises PluginError only, where two profiles describe one vendor differently."""
+    start, profiles = time.perf_counter(), tuple(profiles)
+    vendors = _vendors(profiles)
+    functions = tree.functions(root, vendors)
+    shown = [signs for vendor in vendors if (signs := _signs(root, vendor, functions or ()))]
+    answers = _ask([signs for signs in shown if signs.driven], run, seconds)
+    found = tuple(_found(root, signs, profiles, *answers.get(signs.vendor.name, ((), ()))) for signs in shown)
+    processor = cpuinfo.cpu(root)
+    fits = [profile.name for profile in profiles if profile.cpu and processor.has(profile.cpu)]
+    reasons = () if functions is not None else (f"/{tree.PCI_DEVICES} is not here, so the bus says nothing",)
+    spent = (time.perf_counter() - start) * 1000
+    return Detected(processor, fits[0] if fits else None, found, reasons, round(spent, 3))
+
+
+def _vendors(profiles: Iterable[Profile]) -> list[Vendor]:
+    found: dict[str, Vendor] = {}
+    for profile in profiles:
+        if profile.vendor is not None and found.setdefault(profile.vendor.name, profile.vendor) != profile.vendor:
+            raise PluginError(
+                f"two chip profiles describe the vendor {profile.vendor.name!r} differently",
+                field="vendor",
+                theirs=profile.name,
+                remedy="use the vendor of deeplink's own catalogue, or another name",
+            )
+    return list(found.values())
+
+
+def _signs(root: Path, vendor: Vendor, functions: Sequence[Function]) -> _Signs:
+    its = tree.of_vendor(functions, vendor)
+    return _Signs(vendor, its, tree.nodes(root, vendor, its), tree.control_nodes(root, vendor))
+
+
+Answers = tuple[tuple[Reported, ...], tuple[Asked, ...]]
+
+
+def _ask(shown: Sequence[_Signs], run: Runner, seconds: float) -> dict[str, Answers]:
+    if not shown:
+        return {}
+    deadline = time.monotonic() + seconds
+
+    def ask(signs: _Signs) -> Answers:
+        asked: list[Asked] = []
+        for one in signs.vendor.tools:
+            answer = run(one.command, max(0.0, deadline - time.monotonic()), one.elsewhere)
+            answer, reported = _read(answer, one.read)
+            asked.append(Asked(" ".join(one.command[:1]), answer.ending, answer.detail))
+            if not answer.detail:
+                return reported, tuple(asked)
+        return (), tuple(asked)
+
+    if len(shown) == 1:
+        return {shown[0].vendor.name: ask(shown[0])}
+    with ThreadPoolExecutor(len(shown)) as pool:
+        return dict(zip((signs.vendor.name for signs in shown), pool.map(ask, shown), strict=True))
+
+
+def _read(answer: Answer, read: object) -> tuple[Answer, tuple[Reported, ...]]:
+    assert callable(read)
+    if answer.ending != "answered":
+        return Answer(answer.ending, detail=answer.detail or answer.ending), ()
+    try:
+        return answer, read(answer.text)
+    except MalformedOutput as exc:
+        return Answer("answered", detail=f"what it printed is not understood: {exc}"), ()
+
+
+def _found(
+    root: Path,
+    signs: _Signs,
+    profiles: Iterable[Profile],
+    reported: tuple[Reported, ...],
+    asked: tuple[Asked, ...],
+) -> Found:
+    its = [profile for profile in profiles if profile.vendor == signs.vendor]
+    drivers = tree.driver_versions(root, signs.vendor, {f.driver for f in signs.functions if f.driver})
+    said = sorted({one.driver for one in reported if one.driver})
+    if said:
+        drivers[asked[-1].command] = ", ".join(said)
+    return Found(
+        signs.vendor.name, _cards(signs, its, reported), signs.nodes, drivers, asked, _reasons(signs, reported, asked)
+    )
+
+
+def _reasons(signs: _Signs, reported: Sequence[Reported], asked: Sequence[Asked]) -> tuple[str, ...]:
+    reasons = [f"{one.command}: {one.detail}" for one in asked if one.detail]
+    if not signs.driven:
+        reasons.append("its tool was not asked: no driver of its is loaded here")
+    usable = [f for f in signs.functions if f.driver not in ("", GUEST)]
+    if usable and not signs.nodes:
+        reasons.append("on the bus, but there is no device node: it is not passed into this container")
+    elif 0 < len(signs.nodes) < len(usable):
+        reasons.append(f"{len(usable)} on the bus, device nodes of {len(signs.nodes)}: the others are not passed in")
+    if not (signs.functions or signs.nodes or reported):
+        reasons.append(f"{', '.join(signs.control)} is here, but nothing that says which cards, or how many")
+    return tuple(reasons)
+
+
+def _cards(signs: _Signs, its: Sequence[Profile], reported: Sequence[Reported]) -> tuple[Card, ...]:
+    if not signs.functions:
+        if reported:
+            return tuple(_card(its, None, one) for one in reported)
+        why = ("a device node says the vendor, not the chip",)
+        return tuple(Card(None, how=("node",), reasons=(*why, node)) for node in signs.nodes)
+    at: dict[str, list[Reported]] = {}
+    for one in reported:
+        at.setdefault(one.address, []).append(one)
+    if list(at) == [""] and len(reported) == len(signs.functions):  # a tool that says no address counts as the bus does
+        at = {function.address: [one] for function, one in zip(signs.functions, reported, strict=True)}
+    cards = [
+        _card(its, function, one) for function in signs.functions for one in at.pop(function.address, None) or [None]
+    ]
+    return (*cards, *(_card(its, None, one) for left in at.values() for one in left))
+
+
+def _card(its: Sequence[Profile], function: Function | None, one: Reported | None) -> Card:
+    model = one.model if one else ""
+    profile, reasons = identify(its, function.device if function else None, model)
+    if function and function.driver == GUEST:
+        reasons.append(f"bound to {GUEST}: it is passed to a guest")
+    elif function and not function.driver:
+        reasons.append("no driver is bound to it")
+    return Card(
+        profile.name if profile else None,
+        model,
+        function.address if function else one.address if one else "",
+        f"{function.vendor:04x}:{function.device:04x}" if function else "",
+        function.driver if function else "",
+        one.memory_mib if one else None,
+        bool(function and function.kind.startswith(SCREEN)),
+        (*(("bus",) if function else ()), *(("tool",) if one else ())),
+        tuple(reasons),
+    )
+
+
+def identify(its: Sequence[Profile], device: int | None, model: str) -> tuple[Profile | None, list[str]]:
+    """Which of a vendor's profiles a card's number on the bus and its name mean, and what is odd about that. A name
+    says more than a number, which several models may share."""
+    named = [profile for profile in its if model and profile.is_model(model)]
+    numbered = [profile for profile in its if device is not None and profile.is_device(device)]
+    reasons = []
+    if model and not named:
+        reasons.append(f"no profile knows a model {model!r}")
+    if device is not None and not numbered and not named:
+        reasons.append(f"no profile knows the number {device:04x} on the bus")
+    elif named and numbered and named[0] not in numbered:
+        reasons.append(f"its number on the bus, {device:04x}, is that of {numbered[0].title}")
+    fits = named or numbered
+    if len(fits) > 1:
+        reasons.append(f"it may be {' or '.join(profile.title for profile in fits)}")
+    if device is None and not model:
+        reasons.append("neither a number on the bus nor a name is known")
+    return (fits[0] if len(fits) == 1 else None), reasons
