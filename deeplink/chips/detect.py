@@ -103,7 +103,7 @@ def detect(
     start, profiles = time.perf_counter(), tuple(profiles)
     vendors = _vendors(profiles)
     functions = tree.functions(root, vendors)
-    shown = [signs for vendor in vendors if (signs := _signs(root, vendor, functions or ()))]
+    shown = [signs for vendor in vendors if (signs := _signs(root, vendor, functions))]
     answers = _ask([signs for signs in shown if signs.driven], run, seconds)
     found = tuple(_found(root, signs, profiles, *answers.get(signs.vendor.name, ((), ()))) for signs in shown)
     processor = cpuinfo.cpu(root)
@@ -126,9 +126,12 @@ def _vendors(profiles: Iterable[Profile]) -> list[Vendor]:
     return list(found.values())
 
 
-def _signs(root: Path, vendor: Vendor, functions: Sequence[Function]) -> _Signs:
-    its = tree.of_vendor(functions, vendor)
-    return _Signs(vendor, its, tree.nodes(root, vendor, its), tree.control_nodes(root, vendor))
+def _signs(root: Path, vendor: Vendor, functions: Sequence[Function] | None) -> _Signs:
+    """A control node alone says little: Hygon's driver may make AMD's. It counts where the bus cannot say better."""
+    its = tree.of_vendor(functions or (), vendor)
+    silent = functions is None or not vendor.pci
+    control = tree.control_nodes(root, vendor) if its or silent else ()
+    return _Signs(vendor, its, tree.nodes(root, vendor, its), control)
 
 
 Answers = tuple[tuple[Reported, ...], tuple[Asked, ...]]
@@ -207,9 +210,10 @@ def _cards(signs: _Signs, its: Sequence[Profile], reported: Sequence[Reported]) 
         at.setdefault(one.address, []).append(one)
     if list(at) == [""] and len(reported) == len(signs.functions):  # a tool that says no address counts as the bus does
         at = {function.address: [one] for function, one in zip(signs.functions, reported, strict=True)}
-    cards = [
-        _card(its, function, one) for function in signs.functions for one in at.pop(function.address, None) or [None]
-    ]
+    cards = []
+    for function in signs.functions:
+        entries: Sequence[Reported | None] = at.pop(function.address, ()) or (None,)
+        cards += [_card(its, function, one) for one in entries]
     return (*cards, *(_card(its, None, one) for left in at.values() for one in left))
 
 

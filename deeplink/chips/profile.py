@@ -50,6 +50,7 @@ class Link:
     """Chip to chip within a machine, or chip to host. `counted` says what the figure adds up: one direction, or all."""
 
     name: str
+    source: Source
     gbs: Figure | None = None
     counted: str = ""
 

@@ -11,7 +11,7 @@ GPUSTACK = Source(
     "gpustack-runtime", "gpustack/runtime @ 88026d6, gpustack_runtime/detector and its samples", "Apache-2.0"
 )
 HAMI = Source("HAMi", "Project-HAMi/HAMi @ 4707fb0, docs/develop/roadmap.md and pkg/device", "Apache-2.0")
-ZSTACK = Source("zstack-utility", "zstackio/zstack-utility, zstacklib/zstacklib/gpu and its tests", "Apache-2.0")
+ZSTACK = Source("zstack-utility", "zstackio/zstack-utility, zstacklib/zstacklib/gpu and its tests")
 NOTES = Source("public notes", "deployment notes and parsers in several public repositories, each fact in two or more")
 ONE_NOTE = Source("a public note", "one public repository each; not confirmed elsewhere")
 
@@ -22,6 +22,7 @@ UDN_CHART = Source("udn.com 9013137", "udn.com/news/story/7333/9013137 (a chart 
 UDN_THEAD = Source("udn.com 9297647", "udn.com/news/story/7333/9297647 (T-Head's site, 2026-01-30)")
 METAX_SURVEY = Source("metax-tech.com", "metax-tech.com prod.html?cid=107&id=21, as cited by a survey")
 HOT_CHIPS_34 = Source("Hot Chips 34", "deck HC2022.BirenTech, as reported by masterbitzreviewhn and clickthis.blog")
+BIREN_SITE = Source("birentech.com", "birentech.com/product/hardware/166m")
 SJTU = Source("SJTU HPC", "documentation of SJTU's clusters, where a device is named K100_AI-64GB")
 ITBEAR = Source("itbear.com.cn", "m.itbear.com.cn 2025-12/1060774 (figures of the prospectus)")
 IO_TECH = Source("io-tech.fi", "io-tech.fi, report of the MTT S4000's launch")
@@ -48,12 +49,13 @@ VLLM_GCU = Source(
 )
 VLLM_MLU = Source("vllm-mlu", "Cambricon/vllm-mlu, README.md, v1/attention/backends/flash_attn.py", "Apache-2.0")
 VLLM_HCU = Source("vllm-plugin-das", "HYGON-AI/vllm-plugin-das, README.md, vllm_hcu/v1/attention", "Apache-2.0")
-VLLM_FL = Source("vllm-plugin-FL", "flagos-ai/vllm-plugin-FL, README.md (main, for vLLM 0.28.0)", "Apache-2.0")
+VLLM_FL = Source("vllm-plugin-FL", "flagos-ai/vllm-plugin-FL, README.md (main, for vLLM 0.28.0)")
 VLLM_MXEXT = Source("vllm_mxext", "Hodoryu/vllm_mxext, hub/hardware_inspect.py")
 SGLANG = Source("SGLang 0.5.23", "python/sglang/srt/mem_cache/memory_pool.py", "Apache-2.0")
 LMDEPLOY = Source("LMDeploy 0.18", "lmdeploy/pytorch/engine/cache_engine/layout.py", "Apache-2.0")
-DLINFER = Source("dlinfer", "LMDeploy 0.18, lmdeploy/pytorch/backends/dlinfer; dlinfer-ascend 0.2.7", "Apache-2.0")
+DLINFER = Source(
+    "dlinfer", "LMDeploy 0.18, lmdeploy/pytorch/backends/dlinfer; dlinfer-ascend 0.2.7", "Apache-2.0 (LMDeploy)"
+)
 DLROUTER = Source("DLRouter", "DLRouter, docs/heterogeneous-ppu-maca-lmdeploy.md")
-LMCACHE_BIREN = Source("LMCache", "LMCache, documentation of its Biren SUPA device backend", "Apache-2.0")
 XPU_SMI = Source("xpumanager", "intel/xpumanager, its guide to xpu-smi", "MIT")
 KERNEL = Source("Linux", "Documentation of sysfs, and the flags in /proc/cpuinfo (arch/x86/include/asm/cpufeatures.h)")

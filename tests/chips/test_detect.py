@@ -318,6 +318,13 @@ def test_mixed_vendors_on_one_host(host: Host) -> None:
     assert standings["Intel (not known)"] == "off"  # a card for a screen
 
 
+def test_another_vendors_control_node_is_no_sign_where_the_bus_can_say(host: Host) -> None:
+    """Hygon's driver may make AMD's /dev/kfd beside its own."""
+    host.pci("0000:17:00.0", "1d94:6210", "038000", "hycu", 128)
+    host.nodes("/dev/kfd", "/dev/mkfd", "/dev/dri/renderD128")
+    assert [found.vendor for found in _detect(host).found] == ["Hygon"]
+
+
 def test_two_chips_of_one_vendor(host: Host) -> None:
     host.pci("0000:17:00.0", "10de:2329", "030200", "nvidia")
     host.pci("0000:18:00.0", "10de:26b9", "030200", "nvidia")

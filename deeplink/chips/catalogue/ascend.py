@@ -13,7 +13,7 @@ VENDOR = Vendor(
     pci=(0x19E5,),
     classes=("12",),
     nodes=r"/dev/davinci\d+",
-    tools=(Tool(("npu-smi", "info"), output.npu_smi, of.NOTES, ("/usr/local/Ascend/driver/tools", "/usr/local/sbin")),),
+    tools=(Tool(("npu-smi", "info"), output.npu_smi, of.NOTES, ("/usr/local/sbin",)),),
     sources=(of.PCI_IDS, of.GPUSTACK, of.ZSTACK),
     control=("/dev/davinci_manager", "/dev/davinci_manager_docker"),
     version_files=(("usr/local/Ascend/driver/version.info", r"(?m)^Version=(\S+)"),),
@@ -61,6 +61,7 @@ PROFILES = (
         links=(
             Link(
                 "HCCS",
+                of.UDN_CHART,
                 Figure(392, of.UDN_CHART, "press", "the chart does not say in which direction"),
                 "per card",
             ),
@@ -79,7 +80,7 @@ PROFILES = (
         models=(r"(ascend ?)?910C", r"ascend ?910", r"(ascend ?)?910_93\d\d"),
         pci=(Pci((0xD803,), of.NOTES),),
         served=(_VLLM, _SGLANG, _LMDEPLOY),
-        links=(Link("UB"),),
+        links=(Link("UB", of.CHINA_RESEARCH),),
         rates=Rates(
             bf16_tflops=Figure(752, of.ASCEND_A3_PAPER, "paper, by press", "both dies; press says 780 and 800 too"),
             memory_gb=Figure(128, of.CHINA_RESEARCH, "press", "both dies; npu-smi lists each, with 64 GiB"),

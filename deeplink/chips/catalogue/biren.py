@@ -14,7 +14,7 @@ VENDOR = Vendor(
     folder="dev/biren",
     control=("/dev/biren-m",),
     tools=(Tool(("brsmi", "gpu", "--query-gpu=index,name", "--format=csv,noheader"), output.names_csv, of.NOTES),),
-    sources=(of.NOTES,),
+    sources=(of.HAMI, of.NOTES),
 )
 
 _UNKNOWN = "the layout is not known"
@@ -30,8 +30,8 @@ PROFILES = (
         vendor=VENDOR,
         models=(r"(biren|BR) ?100\w?",),
         links=(
-            Link("BLink, 8 links", Figure(512, of.HOT_CHIPS_34, "vendor, by press"), "8 x 64 GB/s"),
-            Link("PCIe 5.0 x16 with CXL, to the host"),
+            Link("BLink, 8 links", of.HOT_CHIPS_34, Figure(512, of.HOT_CHIPS_34, "vendor, by press"), "8 x 64 GB/s"),
+            Link("PCIe 5.0 x16 with CXL, to the host", of.HOT_CHIPS_34),
         ),
         rates=Rates(
             bf16_tflops=Figure(1024, of.HOT_CHIPS_34, "vendor, by press"),
@@ -47,7 +47,7 @@ PROFILES = (
         vendor=VENDOR,
         models=(r"(biren|BR) ?166[A-Z]?",),
         served=_SERVED,
-        links=(Link("BLink"),),
+        links=(Link("BLink", of.BIREN_SITE),),
         note="Two BR106 dies. An 800 TFLOPS and 128 GB that circulate have no source.",
     ),
 )

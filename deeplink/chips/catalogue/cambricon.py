@@ -12,7 +12,7 @@ VENDOR = Vendor(
     classes=("03", "12"),
     nodes=r"/dev/cambricon_dev\d+",
     control=("/dev/cambricon_ctl",),
-    tools=(Tool(("cnmon",), output.cnmon, of.NOTES, ("/usr/local/neuware/bin",)),),
+    tools=(Tool(("cnmon",), output.cnmon, of.NOTES),),
     sources=(of.PCI_IDS, of.GPUSTACK, of.NOTES),
 )
 

@@ -37,7 +37,7 @@ PROFILES = (
         ),
         dtypes=("bfloat16", "float16", "float32", "int8"),
         dtypes_source=of.MOARK,
-        links=(Link("GCU-LARE"), Link("PCIe 5.0 x16, to the host")),
+        links=(Link("PCIe 5.0 x16, to the host", of.ZSTACK),),
         rates=Rates(memory_gb=Figure(45.1, of.ZSTACK, "read", "42976 MiB in a recorded output of efsmi, ECC on")),
         note="No FP8. No rate was found; press often says 48 GB.",
     ),

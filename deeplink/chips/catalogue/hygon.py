@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Figure, Link, Pci, Profile, Rates, Served, Tool, Vendor
+from deeplink.chips.profile import Figure, Pci, Profile, Rates, Served, Tool, Vendor
 
 VENDOR = Vendor(
     name="Hygon",
@@ -32,7 +32,7 @@ _SERVED = (
         of.VLLM_HCU,
         note="NHD or HND of vLLM 0.28's layouts, as that resolves them; which backend keeps which is not known",
     ),
-    Served("SGLang", "", "Hygon's images (0.5.12)", of.NOTES, note="the layout is not known"),
+    Served("SGLang", "", "Hygon's images (0.5.12)", of.ONE_NOTE, note="the layout is not known"),
 )
 
 PROFILES = (
@@ -43,7 +43,6 @@ PROFILES = (
         models=(r"K100_AI",),
         pci=(Pci((0x6210,), of.NOTES),),
         served=_SERVED,
-        links=(Link("PCIe 4.0 x16, to the host"),),
         rates=Rates(memory_gb=Figure(64, of.SJTU, "secondary")),
         note="180, 192 and 196 TFLOPS, and 896 GB/s and 1.2 TB/s, are quoted; no sheet of the vendor was found.",
     ),

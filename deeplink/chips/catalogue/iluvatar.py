@@ -41,7 +41,14 @@ PROFILES = (
         ),
         dtypes=("bfloat16", "float16", "float32"),
         dtypes_source=of.FLAGPERF,
-        links=(Link("P2P"), Link("PCIe 4.0 x16, to the host")),
+        links=(
+            Link(
+                "8 cards of a machine",
+                of.FLAGPERF,
+                Figure(92.48, of.FLAGPERF, "measured"),
+                "as an all-reduce counts it",
+            ),
+        ),
         rates=Rates(
             bf16_tflops=Figure(192, of.BROKERAGE, "press", "less than was measured, so not exact"),
             int8_tops=Figure(384, of.BROKERAGE, "press"),

@@ -34,8 +34,8 @@ PROFILES = (
         pci=(Pci((0x0323, 0x0327, 0x0328), of.PCI_IDS),),
         served=(_VLLM, _SGLANG),
         links=(
-            Link("MTLink 1.0", Figure(240, of.IO_TECH, "vendor, by press"), "per card"),
-            Link("PCIe 5.0 x16, to the host"),
+            Link("MTLink 1.0", of.IO_TECH, Figure(240, of.IO_TECH, "vendor, by press"), "per card"),
+            Link("PCIe 5.0 x16, to the host", of.IO_TECH),
         ),
         rates=Rates(
             bf16_tflops=Figure(
@@ -54,7 +54,7 @@ PROFILES = (
         models=(r"MTT ?S5000",),
         pci=(Pci((0x0400,), of.ONE_NOTE),),
         served=(_VLLM, _SGLANG),
-        links=(Link("MTLink", Figure(784, of.LDEEPAI, "vendor, by press"), "per card"),),
+        links=(Link("MTLink", of.LDEEPAI, Figure(784, of.LDEEPAI, "vendor, by press"), "per card"),),
         rates=Rates(
             fp8_tflops=Figure(1000, of.REPORTIFY_S5000, "vendor, by press", "liquid; 920 with air"),
             memory_gb=Figure(80, of.REPORTIFY_S5000, "vendor, by press"),

@@ -58,7 +58,7 @@ def _rated(source: Source, bf16: float, int8: float, fp8: float | None, gb: floa
 
 
 def _nvlink(name: str, gbs: float, source: Source = of.AICONFIGURATOR, counted: str = "one direction") -> Link:
-    return Link(name, Figure(gbs, source, "vendor" if source is of.AICONFIGURATOR else "press"), counted)
+    return Link(name, source, Figure(gbs, source, "vendor" if source is of.AICONFIGURATOR else "press"), counted)
 
 
 PROFILES = (
@@ -69,7 +69,7 @@ PROFILES = (
         models=(r"(nvidia )?A100-SXM4?-80GB",),
         pci=(Pci((0x20B2,), of.PCI_IDS),),
         served=SERVED,
-        links=(_nvlink("NVLink 3", 300), Link("PCIe 4.0 x16, to the host")),
+        links=(_nvlink("NVLink 3", 300), Link("PCIe 4.0 x16, to the host", of.AICONFIGURATOR)),
         rates=_rated(of.AICONFIGURATOR, 312, 624, None, 80, 2039),
     ),
     Profile(
@@ -79,7 +79,7 @@ PROFILES = (
         models=(r"(nvidia )?H100 80GB HBM3",),
         pci=(Pci((0x2330,), of.PCI_IDS),),
         served=SERVED,
-        links=(_nvlink("NVLink 4", 450), Link("PCIe 5.0 x16, to the host")),
+        links=(_nvlink("NVLink 4", 450), Link("PCIe 5.0 x16, to the host", of.AICONFIGURATOR)),
         rates=_rated(of.AICONFIGURATOR, 989, 1978, 1978, 80, 3350),
     ),
     Profile(
@@ -89,7 +89,7 @@ PROFILES = (
         models=(r"(nvidia )?H200",),
         pci=(Pci((0x2335,), of.PCI_IDS),),
         served=SERVED,
-        links=(_nvlink("NVLink 4", 450), Link("PCIe 5.0 x16, to the host")),
+        links=(_nvlink("NVLink 4", 450), Link("PCIe 5.0 x16, to the host", of.AICONFIGURATOR)),
         rates=_rated(of.AICONFIGURATOR, 989, 1978, 1978, 141, 4800),
     ),
     Profile(
@@ -110,7 +110,7 @@ PROFILES = (
         models=(r"(nvidia )?H20",),
         pci=(Pci((0x2329,), of.PCI_IDS),),
         served=SERVED,
-        links=(_nvlink("NVLink 4", 900, of.WILLITRUNAI, "both directions"), Link("PCIe 5.0 x16, to the host")),
+        links=(_nvlink("NVLink 4", 900, of.WILLITRUNAI, "both directions"),),
         rates=_rated(of.WILLITRUNAI, 148, 296, None, 96, 4000),
         note="The 141 GB variant (HBM3e) has another number on the bus, and no profile.",
     ),

@@ -20,7 +20,6 @@ VENDOR = Vendor(
     ),
     sources=(of.PCI_IDS, of.GPUSTACK),
     control=("/dev/alixpu", "/dev/alixpu_ctl"),
-    drivers=("alixpu",),
 )
 
 PROFILES = (
@@ -46,8 +45,8 @@ PROFILES = (
             ),
         ),
         links=(
-            Link("ICN, 7 links", Figure(700, of.UDN_THEAD, "vendor, by press"), "per card, all links"),
-            Link("PCIe 5.0 x16, to the host"),
+            Link("ICN, 7 links", of.UDN_THEAD, Figure(700, of.UDN_THEAD, "vendor, by press"), "per card, all links"),
+            Link("PCIe 5.0 x16, to the host", of.UDN_THEAD),
         ),
         rates=Rates(memory_gb=Figure(96, of.UDN_THEAD, "vendor, by press", "HBM2e; the tool says 98304 MiB")),
         note="No rate of computing or of memory is published.",
