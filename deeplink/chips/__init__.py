@@ -8,6 +8,7 @@ tree       what the device tree says: PCI functions, device nodes, drivers
 cpuinfo    what the processor says of itself
 tool       a vendor's own tool, run with a deadline
 output     what those tools print, read
+cards      what the bus and a tool say of each device, and which profile that is
 detect     all of it, put together
 report     what was found, for `deeplink doctor` and `deeplink chips`
 """

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from deeplink.chips.detect import GUEST, Card, Detected, Found
+from deeplink.chips.cards import GUEST, Card
+from deeplink.chips.detect import Detected, Found
 from deeplink.chips.profile import Profile
 from deeplink.errors import Reason
 
@@ -19,8 +20,9 @@ Standing = Literal["works", "off", "warning"]
 
 
 class Line(msgspec.Struct, frozen=True):
-    """`standing` is of what was detected, not a trial of it: `off` is of no use to an engine, and nothing is wrong with
-    that; `warning` is not known for certain, or looks unusable. `facts` has for scripts what `text` says, and more."""
+    """`standing` is of what was detected, not a trial of it: `off` is not for an engine, as far as is known, and nothing
+    is wrong with that; `warning` is not known for certain, or looks unusable. `facts` has for scripts what `text` says,
+    and more."""
 
     name: str
     standing: Standing
@@ -83,7 +85,7 @@ def _kind(one: Found, profile: Profile | None, called: str, cards: list[Card]) -
 
 def _standing(one: Found, profile: Profile | None, card: Card) -> tuple[Standing, Reason | None]:
     if profile is None:
-        if card.screen:
+        if card.screen and "tool" not in card.how:
             return "off", None
         message = "; ".join(card.reasons) or "no profile describes it"
         remedy = "a plugin can describe it: deeplink_register_chips; its engine may serve all the same"

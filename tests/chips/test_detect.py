@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deeplink.chips import report
+from deeplink.chips.cards import identify
 from deeplink.chips.catalogue import PROFILES, ascend
-from deeplink.chips.detect import Detected, Found, detect, identify
+from deeplink.chips.detect import Detected, Found, detect
 from deeplink.chips.tool import Answer
 from deeplink.errors import PluginError
 
@@ -36,6 +37,11 @@ class Case:
     addresses: tuple[str, ...] = ("0000:17:00.0", "0000:18:00.0")
     cards: int = 2
     memory: int | None = 65536
+
+    @property
+    def number(self) -> str:
+        """What the bus says of it, also where that is not known."""
+        return self.bus or next((number for name, number in UNNUMBERED.items() if self.chip.startswith(name)), "")
 
 
 def _nvidia(chip: str, bus: str, model: str) -> Case:
@@ -238,8 +244,7 @@ def test_every_profile_has_a_case() -> None:
 
 @by_chip
 def test_on_the_bus_with_its_tool(host: Host, case: Case) -> None:
-    number = case.bus or next((n for name, n in UNNUMBERED.items() if case.chip.startswith(name)), "")
-    if number:
+    if number := case.number:
         _on_bus(host, case, number)
     else:
         host.nodes(*case.nodes)
@@ -345,6 +350,14 @@ def test_a_card_that_no_profile_knows(host: Host) -> None:
     assert line.standing == "warning"
     assert line.reason is not None
     assert line.reason.code == "chip_unknown"
+
+
+def test_a_card_for_a_screen_counts_once_its_tool_lists_it(host: Host) -> None:
+    host.pci("0000:17:00.0", "10de:2684", "030000", "nvidia")
+    host.nodes("/dev/nvidia0")
+    assert report.lines(_detect(host), PROFILES)[1].standing == "off"
+    host.tools["nvidia-smi"] = outputs.csv("NVIDIA GeForce RTX 4090", 24564, "00000000:17:00.0")
+    assert report.lines(_detect(host), PROFILES)[1].standing == "warning"
 
 
 def test_a_name_that_no_profile_knows_does_not_hide_what_the_bus_says(host: Host) -> None:
@@ -529,15 +542,15 @@ def test_a_chip_of_another_package(host: Host) -> None:
 
 @by_chip
 def test_the_report_is_plain_data(host: Host, case: Case) -> None:
-    if case.bus:
-        _on_bus(host, case, case.bus)
+    if number := case.number:
+        _on_bus(host, case, number)
     host.nodes(*case.nodes)
     host.tools[case.tool] = case.output
     detected = _detect(host)
     lines = report.lines(detected, PROFILES)
-    title = next(profile.title for profile in PROFILES if profile.name == case.chip)
-    if case.nodes != ("/dev/mkfd",) or case.bus:
-        assert [line.name for line in lines[1:]] == [title]
+    assert [line.name for line in lines[1:]] == [
+        next(profile.title for profile in PROFILES if profile.name == case.chip)
+    ]
     back = msgspec.json.decode(msgspec.json.encode({"chips": lines, "detected": detected}))
     assert back["detected"]["found"][0]["cards"][0]["chip"] == case.chip
     for line in back["chips"][1:]:
