@@ -20,9 +20,9 @@ Standing = Literal["works", "off", "warning"]
 
 
 class Line(msgspec.Struct, frozen=True):
-    """`standing` is of what was detected, not a trial of it: `off` is not for an engine, as far as is known, and nothing
-    is wrong with that; `warning` is not known for certain, or looks unusable. `facts` has for scripts what `text` says,
-    and more."""
+    """`standing` is of what was detected, not a trial of it: `off` is not for an engine, as far as is known, and that
+    is all right; `warning` is not known for certain, or looks unusable. `facts` has for scripts what `text` says, and
+    more."""
 
     name: str
     standing: Standing
