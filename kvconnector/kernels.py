@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.kvconnector import vectors as v
+from deeplink.kvconnector.jit import part, whole
 from deeplink.kvconnector.jobs import (
     AHEAD,
+    COLUMNS,
     COUNT,
     DIMENSIONS,
     ELEMENT,
@@ -26,14 +28,12 @@ from deeplink.kvconnector.jobs import (
     LANE_STRIDE,
     ON_WIRE,
     PER_BLOCK,
-    ROWS,
     SPLIT,
     STREAM,
     TENSOR,
     TRANSPOSE,
     jobs,
 )
-from deeplink.kvconnector.jit import part, whole
 from deeplink.kvconnector.layout import Bound
 from deeplink.kvconnector.moves import Into
 from deeplink.kvconnector.plan import Run
@@ -123,7 +123,19 @@ def _rows(
 
 
 @part
-def _split(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
+def _split(
+    to: int,
+    start: int,
+    lane: int,
+    ahead: int,
+    stream: bool,
+    n: int,
+    n_start: int,
+    n_to: int,
+    m: int,
+    m_start: int,
+    m_to: int,
+) -> None:
     """`n` times `m` lines of pairs become half lines in two rows that are `lane` apart."""
     j = 0
     while j + 2 <= m:
@@ -140,7 +152,19 @@ def _split(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_s
 
 
 @part
-def _join(to: int, start: int, lane: int, ahead: int, stream: bool, n: int, n_start: int, n_to: int, m: int, m_start: int, m_to: int) -> None:
+def _join(
+    to: int,
+    start: int,
+    lane: int,
+    ahead: int,
+    stream: bool,
+    n: int,
+    n_start: int,
+    n_to: int,
+    m: int,
+    m_start: int,
+    m_to: int,
+) -> None:
     """The reverse: `n` times `m` half lines in two rows become lines of pairs."""
     for i in range(n):
         for j in range(m):
@@ -324,6 +348,12 @@ def copy(caches: Sequence[Elements], bound: Bound, runs: list[Run], wire_LSHTD: 
         into == "wire",
         aligned and wire_LSHTD.nbytes >= STREAMED,
     )
+
+
+def warm() -> None:
+    """Compile, by copying nothing."""
+    nothing = np.zeros((0, COLUMNS), np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64)
+    copy_layers(*nothing, np.zeros(1, np.int64), 0, 1, 0, 0, True, False)
 
 
 def plan(bound: Bound, itemsize: int, tokens: int, runs: list[Run], into: Into) -> tuple[Table, Table, Table]:

@@ -62,15 +62,11 @@ def checked(where: Iterable[Run], bound: Bound, wire_tokens: int) -> list[Run]:
         if run.block < 0 or run.count < 1 or run.block + run.count > bound.blocks:
             raise LayoutError(f"blocks [{run.block}, {run.block + run.count}) of a cache that has {bound.blocks}")
         if run.first < 0 or run.tokens < 1 or run.first + run.tokens > bound.block_size:
-            raise LayoutError(
-                f"tokens [{run.first}, {run.first + run.tokens}) of a block of {bound.block_size}"
-            )
+            raise LayoutError(f"tokens [{run.first}, {run.first + run.tokens}) of a block of {bound.block_size}")
         if run.count > 1 and run.tokens != bound.block_size:
             raise LayoutError(f"a run of {run.count} blocks with {run.tokens} of {bound.block_size} tokens each")
         if run.at < 0 or run.at + run.count * run.tokens > wire_tokens:
-            raise LayoutError(
-                f"tokens [{run.at}, {run.at + run.count * run.tokens}) of a wire chunk of {wire_tokens}"
-            )
+            raise LayoutError(f"tokens [{run.at}, {run.at + run.count * run.tokens}) of a wire chunk of {wire_tokens}")
     return runs
 
 

@@ -97,8 +97,7 @@ def digests(
     spans = digest.spans(chunk, cuts)
     last_spans = np.searchsorted(spans[:, 1], cuts[1:], side="right")
     slices = [
-        [ends[k], ends[k + 1], last_spans[k - 1] if k else 0, last_spans[k], cuts[k]]
-        for k in range(len(cuts) - 1)
+        [ends[k], ends[k + 1], last_spans[k - 1] if k else 0, last_spans[k], cuts[k]] for k in range(len(cuts) - 1)
     ]
     # room for whole lines, whatever the allocator gives
     memory = np.empty(lanes * capacity * row + v.LINE, np.uint8)

@@ -70,7 +70,7 @@ def _joined(builder: Any, parts: _Values) -> Any:
 def _of_two(emit: Callable[[Any, Any, Any], None]) -> Any:
     """``f(to, start)`` for compiled code, with the instructions that `emit` writes."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def made(_typing: Any, to: Any, start: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
             emit(builder, *arguments)
@@ -96,7 +96,7 @@ _Emit = Callable[[Any, Any, Any], _Values]
 def _tile(emit: _Emit) -> Any:
     """``f(to, to_stride, start, start_stride, stream)``: read a tile and write its rows."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def made(_typing: Any, to: Any, to_stride: Any, start: Any, start_stride: Any, stream: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
             address, stride, *source, streaming = arguments
@@ -182,7 +182,7 @@ def _band(builder: Any, element: int, lanes: int, arguments: _Values) -> None:
         _store_rows(builder, rows, builder.add(to, builder.mul(first, to_stride)), to_stride, stream)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def transpose(
     _typing: Any,
     kind: Any,
@@ -240,7 +240,7 @@ def _join(builder: Any, start: Any, start_stride: Any) -> _Values:
 split1, split2, join = _tile(_split(1)), _tile(_split(2)), _tile(_join)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch(_typing: Any, address: Any) -> Any:
     """Have this line in the cache soon. Any address will do; a wrong one costs a little time."""
 
@@ -251,7 +251,7 @@ def prefetch(_typing: Any, address: Any) -> Any:
     return types.void(types.intp), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fence(_typing: Any) -> Any:
     """Streamed bytes are where every thread, process and device can see them."""
 

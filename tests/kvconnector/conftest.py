@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from loopback import Pair, make_pair
 
+from deeplink.kvconnector import compiled
+
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Pair]]:
@@ -23,3 +25,11 @@ def make() -> Iterator[Callable[..., Pair]]:
 @pytest.fixture
 def pair(make: Callable[..., Pair]) -> Pair:
     return make()
+
+
+@pytest.fixture(scope="module", params=["numpy", "numba"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What uses this runs twice: with numpy's loops, and with the compiled ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiled.VARIABLE, request.param)
+        yield request.param
