@@ -13,7 +13,8 @@ RESULTS = Path(__file__).with_name("results")
 
 @dataclass(frozen=True)
 class Row:
-    """`ratio` is value over mark. `goal` bounds it from above or below, or `value` itself when `of` says so."""
+    """`ratio` is value over mark. `goal` bounds it from above or below, or `value` itself when `of` says so.
+    `cpu_s_per_gb` is the processor time of all threads for 10^9 bytes."""
 
     name: str
     value: float
@@ -23,6 +24,7 @@ class Row:
     goal: float | None = None
     sense: Literal["at most", "at least"] = "at most"
     of: Literal["ratio", "value"] = "ratio"
+    cpu_s_per_gb: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -37,7 +39,7 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         goal = "" if self.goal is None else f"{self.of} {self.sense} {self.goal:g}"
-        return {
+        row = {
             "name": self.name,
             "value": round(self.value, 4),
             "unit": self.unit,
@@ -47,16 +49,21 @@ class Row:
             "goal": goal,
             "met": self.met,
         }
+        return row if self.cpu_s_per_gb is None else {**row, "cpu_s_per_gb": round(self.cpu_s_per_gb, 4)}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
-    head = "| figure | value | mark | ratio | goal | met |\n|---|---|---|---|---|---|\n"
-    return head + "\n".join(
-        f"| `{row['name']}` | {row['value']:.1f} {row['unit']} | {row['mark']:.1f} ({row['mark_name']}) "
-        f"| {row['ratio']:.2f} | {row['goal']} | {'' if row['met'] is None else 'yes' if row['met'] else 'no'} |"
-        for row in rows
-    )
+    timed = any("cpu_s_per_gb" in row for row in rows)
+    head = "| figure | value | mark | ratio | goal | met |" + " CPU s/GB |" * timed
+    lines = [head, "|---|---|---|---|---|---|" + "---|" * timed]
+    for row in rows:
+        line = (
+            f"| `{row['name']}` | {row['value']:.1f} {row['unit']} | {row['mark']:.1f} ({row['mark_name']}) "
+            f"| {row['ratio']:.2f} | {row['goal']} | {'' if row['met'] is None else 'yes' if row['met'] else 'no'} |"
+        )
+        lines.append(line + (f" {row['cpu_s_per_gb']:.3f} |" if "cpu_s_per_gb" in row else "  |" * timed))
+    return "\n".join(lines)
 
 
 def write_table(name: str, result: dict[str, Any]) -> None:
