@@ -118,6 +118,20 @@ def _move(size: int, streaming: bool = False) -> Any:
 
 
 move1, move2, move4, move8, move16, move32, move64 = (_move(1 << power) for power in range(7))
+
+
+def _four(streaming: bool) -> Any:
+    def emit(builder: Any, to: Any, start: Any) -> None:
+        sixty_four = ir.Constant(start.type, LINE)
+        lines = [_load(builder, _vector(8, 8), _at(builder, start, sixty_four, at)) for at in range(4)]
+        for at, line in enumerate(lines):
+            _store(builder, line, _at(builder, to, sixty_four, at), streaming)
+
+    return _of_two(emit)
+
+
+move256, stream256 = _four(streaming=False), _four(streaming=True)
+"""Four lines, all of them read first."""
 stream32, stream64 = _move(32, streaming=True), _move(64, streaming=True)
 
 
