@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from functools import lru_cache
 from importlib import import_module
 from typing import Literal
 
@@ -52,14 +51,20 @@ def warm(by: By | None = None) -> float:
         if by or os.environ.get(VARIABLE):
             raise
         _log.warning("numba cannot compile the loops of re-layout, numpy will do it: %s", exc)
-        os.environ[VARIABLE] = "numpy"
+        _usable.append(False)
     return time.perf_counter() - start
 
 
-@lru_cache
+_usable: list[bool] = []
+"""What has been found out; the last counts."""
+
+
 def _there() -> bool:
-    try:
-        import_module("numba")
-    except ImportError:  # not installed, or not for this numpy
-        return False
-    return True
+    if not _usable:
+        try:
+            import_module("numba")
+        except ImportError:  # not installed, or not for this numpy
+            _usable.append(False)
+        else:
+            _usable.append(True)
+    return _usable[-1]

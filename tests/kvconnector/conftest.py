@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from loopback import Pair, make_pair
 
-from deeplink.kvconnector import compiled
+from deeplink.kvconnector import compiled, in_blocks
 
 
 @pytest.fixture
@@ -25,6 +25,13 @@ def make() -> Iterator[Callable[..., Pair]]:
 @pytest.fixture
 def pair(make: Callable[..., Pair]) -> Pair:
     return make()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm() -> None:
+    """Compiling takes seconds, which are not those of the test that happens to come first."""
+    compiled.warm()
+    in_blocks.warm()
 
 
 @pytest.fixture(scope="module", params=["numpy", "numba"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import relayout_check
 from hypothesis import given
 from hypothesis import strategies as st
+from numba.core.errors import NumbaError
 from random_layouts import layouts, tables
 from relayout_check import cases, guarded, intact
 
@@ -100,3 +102,26 @@ def test_what_is_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_warm() -> None:
     assert compiled.warm("numpy") == 0
     assert compiled.warm("numba") > 0
+
+
+def test_without_numba_numpy_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(compiled, "_usable", [])
+    assert not compiled.wanted()
+    assert compiled.warm() == 0
+    with pytest.raises(ImportError):
+        compiled.wanted("numba")
+
+
+def test_a_numba_that_cannot_compile_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise NumbaError("no such processor")
+
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.setattr(compiled, "_usable", [])
+    monkeypatch.setattr(kernels, "warm", fail)
+    with pytest.raises(NumbaError):
+        compiled.warm("numba")
+    compiled.warm()
+    assert not compiled.wanted()
