@@ -164,61 +164,46 @@ def _join(
             v.join(to_j, 0, start_j, lane, stream)
 
 
-NEAR = 8 << 10
-"""Bytes to have under way from memory."""
-
-
-@part
-def _later(i: int, rows: int, n: int, n_start: int, ahead: int) -> int:
-    """From row i of a transposition to what should be fetched now: the next rows, or the next transposition's."""
-    if n * n_start <= NEAR:
-        return ahead
-    step = -(-NEAR // (2 * rows * n_start)) * rows
-    return step * n_start if i + step < n else ahead + (step - n) * n_start
-
-
-@part
-def _band(
-    i: int,
-    kind: int,
-    element: int,
-    rows: int,
-    to: int,
-    start: int,
-    ahead: int,
-    stream: bool,
-    n: int,
-    n_start: int,
-    tiles: int,
-    m_start: int,
-    m_to: int,
-) -> int:
-    """As many bands of `rows` rows of the source as there are from row i on; the row it got to."""
-    while i + rows <= n:
-        to_i, start_i = to + i * element, start + i * n_start
-        later = start_i + _later(i, rows, n, n_start, ahead)
-        v.transpose(kind, to_i, m_to, start_i, n_start, m_start, later, tiles, stream)
-        i += rows
-    return i
+SOON = 4 << 10
+"""Bytes to have under way from memory while something is transposed."""
 
 
 @part
 def _transpose(
     element: int, to: int, start: int, ahead: int, stream: bool, n: int, n_start: int, m: int, m_start: int, m_to: int
 ) -> None:
-    """`n` rows (contiguous in the target) by `m` columns (in the source) of elements of this size."""
+    """`n` rows (contiguous in the target) by `m` columns (in the source) of elements of this size; what will be read
+    after them is `ahead` bytes on."""
     side = max(v.LANE // element, 1)
-    columns = m // side * side
+    tiles = m // side
     kind = 0
     if element >= 2:
         kind = 3 if element == 2 else 6 if element == 4 else 9 if element == 16 else 12
-    rows = v.LINE // element
+    rows = max(v.LINE // element, 1)
+    # The later rows of these, or the first of the next.
+    soon = n if n * n_start <= 2 * SOON else min(-(-SOON // (rows * n_start)) * rows, n)
     i = 0
     for size in range(3):
-        i = _band(i, kind + size, element, rows, to, start, ahead, stream, n, n_start, m // side, m_start, m_to)
+        bands = (n - i) // rows
+        if bands:
+            v.transpose(
+                kind + size,
+                to + i * element,
+                m_to,
+                start + i * n_start,
+                n_start,
+                m_start,
+                soon * n_start,
+                ahead + (soon - n) * n_start,
+                n - soon - i,
+                bands,
+                tiles,
+                stream,
+            )
+        i += bands * rows
         rows = rows // 2 if size == 0 else side
     for k in range(n):
-        for j in range(columns if k < i else 0, m):
+        for j in range(tiles * side if k < i else 0, m):
             _row(to + j * m_to + k * element, start + k * n_start + j * m_start, element)
 
 

@@ -171,11 +171,12 @@ TRANSPOSED = (1, 2, 4, 16, 32)
 """Bytes of the elements that `transpose` is for."""
 
 
-def _band(builder: Any, element: int, lanes: int, arguments: _Values) -> None:
-    """Tiles side by side; see `transpose`. Each fetches its share of the lines at `later`: where the rows of the
-    source are lines or more apart, the tiles under one line take turns."""
-    _, to, to_stride, start, start_stride, column, later, tiles, stream = arguments
+def _bands(builder: Any, element: int, lanes: int, arguments: _Values) -> None:
+    """Bands of tiles, each as many rows as a tile has; see `transpose`. A tile fetches its share of the lines of a
+    later band: where the rows of the source are lines or more apart, the tiles under one line take turns."""
+    _, to, to_stride, start, start_stride, column, forward, wrap, limit, bands, tiles, stream = arguments
     side = max(LANE // element, 1)
+    rows = lanes * side
     emit = _transpose(element, lanes)
 
     def number(value: int) -> Any:
@@ -183,17 +184,23 @@ def _band(builder: Any, element: int, lanes: int, arguments: _Values) -> None:
 
     apart = builder.icmp_signed(">=", start_stride, number(LINE))
     step = builder.select(apart, start_stride, number(LINE))
-    with cgutils.for_range(builder, tiles) as loop:
-        first = builder.mul(loop.index, number(side))
-        here = builder.mul(first, column)
-        turn = builder.and_(first, number(lanes * side - 1))
-        share = builder.select(
-            apart, builder.add(here, builder.mul(turn, start_stride)), builder.mul(first, number(LINE))
-        )
-        for line in range(side):
-            emit_prefetch(builder, _at(builder, builder.add(later, share), step, line))
-        rows = emit(builder, builder.add(start, here), start_stride)
-        _store_rows(builder, rows, builder.add(to, builder.mul(first, to_stride)), to_stride, stream)
+    with cgutils.for_range(builder, bands) as band:
+        row = builder.mul(band.index, number(rows))
+        to_band = builder.add(to, builder.mul(row, number(element)))
+        start_band = builder.add(start, builder.mul(row, start_stride))
+        near = builder.icmp_signed("<", row, limit)
+        later = builder.add(start_band, builder.select(near, forward, wrap))
+        with cgutils.for_range(builder, tiles) as tile:
+            first = builder.mul(tile.index, number(side))
+            here = builder.mul(first, column)
+            turn = builder.and_(first, number(rows - 1))
+            share = builder.select(
+                apart, builder.add(here, builder.mul(turn, start_stride)), builder.mul(first, number(LINE))
+            )
+            for line in range(side):
+                emit_prefetch(builder, _at(builder, builder.add(later, share), step, line))
+            found = emit(builder, builder.add(start_band, here), start_stride)
+            _store_rows(builder, found, builder.add(to_band, builder.mul(first, to_stride)), to_stride, stream)
 
 
 @intrinsic
@@ -205,15 +212,18 @@ def transpose(
     start: Any,
     start_stride: Any,
     column: Any,
-    later: Any,
+    forward: Any,
+    wrap: Any,
+    limit: Any,
+    bands: Any,
     tiles: Any,
     stream: Any,
 ) -> Any:
-    """Transpose `tiles` tiles side by side, `column` being the stride between columns of the source.
+    """Transpose `bands` bands of `tiles` tiles side by side, `column` being the stride between the source's columns.
 
     `kind` is three times the element's place in `TRANSPOSED`, plus 0 to 2 for tiles whose rows in the target are a
-    line, half of one or a lane. At `later` is what will be read next. This is one function because every loop that
-    numba compiles costs a second.
+    line, half of one or a lane. What will be read next is `forward` bytes on, from row `limit` on `wrap` bytes. This
+    is one function because every loop that numba compiles costs a second.
     """
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
@@ -225,12 +235,12 @@ def transpose(
                 block = builder.append_basic_block("kind")
                 switch.add_case(ir.Constant(arguments[0].type, 3 * place + size), block)
                 builder.position_at_end(block)
-                _band(builder, element, lanes, arguments)
+                _bands(builder, element, lanes, arguments)
                 builder.branch(after)
         builder.position_at_end(after)
         return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 8, types.boolean), codegen
+    return types.void(*[types.intp] * 11, types.boolean), codegen
 
 
 def _split(lines: int) -> _Emit:
