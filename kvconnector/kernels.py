@@ -13,7 +13,19 @@ import numpy.typing as npt
 
 from deeplink.kvconnector import vectors as v
 from deeplink.kvconnector.jit import part, whole
-from deeplink.kvconnector.jobs import COLUMNS, IN_BLOCKS, ON_WIRE, PER_BLOCK, STREAM, TENSOR, jobs
+from deeplink.kvconnector.jobs import (
+    AHEAD,
+    COLUMNS,
+    IN_BLOCKS,
+    KIND,
+    ON_WIRE,
+    PER_BLOCK,
+    ROWS,
+    SOON,
+    STREAM,
+    TENSOR,
+    jobs,
+)
 from deeplink.kvconnector.layout import Bound
 from deeplink.kvconnector.loops import walk
 from deeplink.kvconnector.moves import Into
@@ -46,7 +58,11 @@ def copy_layer(
             in_blocks = caches[first_cache + job[TENSOR]] + job[IN_BLOCKS] + block * job[PER_BLOCK]
             on_wire = wire + job[ON_WIRE] + at * token_bytes
             to, start = (on_wire, in_blocks) if into_wire else (in_blocks, on_wire)
-            walk(job, to, start, count, stream and job[STREAM] != 0)
+            ahead = job[AHEAD]
+            if into_wire and job[KIND] == ROWS and r + 2 < last_run and count * job[PER_BLOCK] <= SOON:
+                # What follows a short run in memory is not what follows it.
+                ahead = (runs[r + 2, 0] - block) * job[PER_BLOCK]
+            walk(job, to, start, count, ahead, stream and job[STREAM] != 0)
 
 
 @whole

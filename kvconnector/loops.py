@@ -12,7 +12,6 @@ from typing import Any
 from deeplink.kvconnector import vectors as v
 from deeplink.kvconnector.jit import part
 from deeplink.kvconnector.jobs import (
-    AHEAD,
     COUNT,
     DIMENSIONS,
     ELEMENT,
@@ -208,8 +207,8 @@ def _transpose(
 
 
 @part
-def _inner(job: Any, to: int, start: int, count: int, stream: bool) -> None:
-    kind, size, lane, ahead = job[KIND], job[ELEMENT], job[LANE_STRIDE], job[AHEAD]
+def _inner(job: Any, to: int, start: int, count: int, ahead: int, stream: bool) -> None:
+    kind, size, lane = job[KIND], job[ELEMENT], job[LANE_STRIDE]
     n, n_start, n_to = _extent(job, DIMENSIONS - 2, count), job[_LAST + 1], job[_LAST + 2]
     m, m_start, m_to = _extent(job, DIMENSIONS - 1, count), job[_LAST + 4], job[_LAST + 5]
     if kind == TRANSPOSE:
@@ -223,7 +222,7 @@ def _inner(job: Any, to: int, start: int, count: int, stream: bool) -> None:
 
 
 @part
-def walk(job: Any, to: int, start: int, count: int, stream: bool) -> None:
+def walk(job: Any, to: int, start: int, count: int, ahead: int, stream: bool) -> None:
     """The outer dimensions, and the inner loop for each place in them."""
     a, b, c = _extent(job, 0, count), _extent(job, 1, count), _extent(job, 2, count)
     d, e, f = _extent(job, 3, count), _extent(job, 4, count), _extent(job, 5, count)
@@ -236,4 +235,4 @@ def walk(job: Any, to: int, start: int, count: int, stream: bool) -> None:
                 start_k = start_i + j * job[FIRST + 10] + k * job[FIRST + 13]
                 to_k = to_i + j * job[FIRST + 11] + k * job[FIRST + 14]
                 for n in range(f):
-                    _inner(job, to_k + n * job[FIRST + 17], start_k + n * job[FIRST + 16], count, stream)
+                    _inner(job, to_k + n * job[FIRST + 17], start_k + n * job[FIRST + 16], count, ahead, stream)
