@@ -36,6 +36,7 @@ _LAST_SECONDS = 1.0
 GATHER = 128 << 10
 """Bytes for which a reader sleeps. Over loopback the sender does the waking: at 64 KiB it needs 0.2 s of a core for
 1 GB, woken for every segment 0.3 (a 2-core virtual machine)."""
+_MUCH = 4 << 10
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 MAX_VIEWS = 64
 """Of one system call: enough that calls cost nothing beside the copy, few enough to list again after a short one."""
@@ -141,21 +142,46 @@ def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline:
     left = deque(view for view in views if view)
     size = sum(view.nbytes for view in left)
     try:
-        while left:
-            seconds = remaining(deadline)
-            try:
-                count = sock.recvmsg_into(list(islice(left, MAX_VIEWS)), 0, socket.MSG_DONTWAIT)[0]
-            except NOT_YET as exc:
-                _gather(sock, min(size, GATHER))
-                if not _poll(sock, _event(exc, select.POLLIN), seconds):
-                    raise DeadlineExceeded("the peer sends nothing") from exc
-                continue
-            if count == 0:
-                raise PeerGone("the peer closed the connection")
-            size -= count
-            _advance(left, count)
+        with _Sleep(sock) as sleep:
+            while left:
+                seconds = remaining(deadline)
+                try:
+                    count = sock.recvmsg_into(list(islice(left, MAX_VIEWS)), 0, socket.MSG_DONTWAIT)[0]
+                except NOT_YET as exc:
+                    sleep.until(size)
+                    if not _poll(sock, _event(exc, select.POLLIN), seconds):
+                        raise DeadlineExceeded("the peer sends nothing") from exc
+                    continue
+                if count == 0:
+                    raise PeerGone("the peer closed the connection")
+                size -= count
+                _advance(left, count)
     except (OSError, ValueError) as exc:
         raise PeerGone(f"the connection broke while receiving: {exc}") from exc
+
+
+class _Sleep:
+    """Wakes a reader only when many bytes have come, or the stream has ended: each waking costs the sender too."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        # A UNIX socket has no such option; TLS keeps bytes of its own, so that fewer may come.
+        self._able = sock.family is not socket.AF_UNIX and not isinstance(sock, security.TlsSocket)
+        self._size = 1
+
+    def __enter__(self) -> _Sleep:
+        return self
+
+    def until(self, size: int) -> None:
+        size = min(size, GATHER)
+        if self._able and size != self._size and (size >= _MUCH or self._size > 1):
+            self._size = size
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+    def __exit__(self, *raised: object) -> None:
+        if self._size > 1:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
 
 def _advance(left: deque[memoryview], count: int) -> None:
@@ -182,7 +208,6 @@ def readable(sock: socket.socket, seconds: float) -> bool:
     try:
         if isinstance(sock, security.TlsSocket) and sock.pending():
             return True
-        _gather(sock, 1)
         return _poll(sock, select.POLLIN, seconds)
     except (OSError, ValueError) as exc:
         raise PeerGone(f"the connection is closed: {exc}") from exc
@@ -199,14 +224,6 @@ def _event(problem: OSError, event: int) -> int:
     if isinstance(problem, ssl.SSLWantReadError):
         return select.POLLIN
     return select.POLLOUT if isinstance(problem, ssl.SSLWantWriteError) else event
-
-
-def _gather(sock: socket.socket, size: int) -> None:
-    """Wake a reader only when `size` bytes have come, or the stream has ended: each waking costs the sender too."""
-    if sock.family is socket.AF_UNIX or isinstance(sock, security.TlsSocket):
-        return  # the one has no such option; the other keeps bytes of its own, so that fewer may come
-    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != size:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 def greet(
