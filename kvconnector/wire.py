@@ -197,6 +197,24 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None
     receive_into_all(sock, [view], deadline)
 
 
+def receive_some(sock: socket.socket, most: int, deadline: float, flags: int = 0) -> bytes:
+    """Wait for bytes and take those that are there, from 1 to `most`. Not for TLS."""
+    try:
+        while True:
+            seconds = remaining(deadline)
+            try:
+                data = sock.recv(most, flags | socket.MSG_DONTWAIT)
+            except BlockingIOError as exc:
+                if not _poll(sock, select.POLLIN, seconds):
+                    raise DeadlineExceeded("the peer sends nothing") from exc
+                continue
+            if not data:
+                raise PeerGone("the peer closed the connection")
+            return data
+    except (OSError, ValueError) as exc:
+        raise PeerGone(f"the connection broke while receiving: {exc}") from exc
+
+
 def receive(sock: socket.socket, length: int, deadline: float) -> bytes:
     buffer = bytearray(length)
     receive_into_all(sock, [memoryview(buffer)], deadline)
