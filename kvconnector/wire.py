@@ -32,8 +32,9 @@ USER_TIMEOUT = 60_000
 """Milliseconds. With KEEPALIVE (seconds), a link that was silently cut is known to be dead after one minute, idle or
 sending."""
 TRY_AGAIN = 1_000
-"""Milliseconds between attempts to pass a link that is down, at most. A kernel left to itself doubles the time with each
-attempt: after an outage of 2 s a transfer went on 1.6 s after the link was back, after one of 8 s only after 10.6 s."""
+"""Milliseconds between attempts to pass a link that is down, at most. A kernel left to itself doubles the time with
+each attempt: after an outage of 2 s a transfer went on 1.6 s after the link was back, after one of 8 s only after 10.6.
+"""
 _TCP_RTO_MAX_MS = 44
 _NONCE = 16
 _MAC = 32
