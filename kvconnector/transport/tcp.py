@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import xxhash
 
-from deeplink.errors import DeeplinkError, ProtocolError, Refused
+from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.hookspecs import hookimpl
 from deeplink.kvconnector import wire
 from deeplink.kvconnector.listener import Listener
@@ -36,6 +36,9 @@ BATCH = 4 << 20
 STRIPE = 1 << 20
 """The same where there are several streams, which take the next batch when they have sent one. A push has no more of
 them at work than it has stripes."""
+LOCAL_BUFFER = 256 << 10
+"""What the kernel holds of a push to the same host (twice this, as it counts): it stays in a core's cache then. 1 GB
+costs 0.27 s of CPU for both processes, 0.38 with a buffer of 4 MiB, to which the kernel would let it grow."""
 STREAMS = 4
 """To another host, unless the kernel paces by BBR. On 500 Mbit/s with a round trip of 20 ms and 0.5 % of packets lost,
 one stream of CUBIC went at 44 to 76 Mbit/s, two at 79 to 112, four at 143 to 262, eight at 206 to 264; without loss
@@ -177,7 +180,12 @@ class TcpTransport:
     def _dial(self, address: str, deadline: float) -> socket.socket:
         sock = wire.connect(address, deadline)
         try:
+            if _same_host(sock):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER)
             return wire.greet(sock, self._secret, PURPOSE, server=False, deadline=deadline, tls=self._tls)
+        except OSError as exc:
+            sock.close()
+            raise PeerGone(f"the connection to {address} broke: {exc}") from exc
         except DeeplinkError:
             sock.close()
             raise
@@ -218,8 +226,12 @@ def _take(sock: socket.socket, views: Sequence[memoryview], deadline: float) -> 
     return checksum.intdigest()
 
 
+def _same_host(sock: socket.socket) -> bool:
+    return bool(sock.getsockname()[0] == sock.getpeername()[0])
+
+
 def _default(sock: socket.socket) -> int:
-    if sock.getsockname()[0] == sock.getpeername()[0]:
+    if _same_host(sock):
         return 1
     with contextlib.suppress(AttributeError, OSError):  # a system that does not tell
         if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
