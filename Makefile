@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+FABRIC := $(VENV)/.fabric
 ARGS ?=
+FUZZ := .venv-fuzz
+SECONDS ?= 60
 
-.PHONY: install demo check lint-imports test test-fast test-all clean
+.PHONY: install fabric demo check lint-imports test test-fast test-all fuzz clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -16,6 +19,14 @@ $(STAMP): pyproject.toml
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(VENV)/bin/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+# The libraries of the optional transports: 115 MB to download, 370 MB on disk. Their tests are skipped without.
+fabric: $(FABRIC)
+
+$(FABRIC): $(STAMP) tools/fabric.py
+	@echo "installing the libraries of the optional transports" >&2
+	@$(VENV)/bin/python tools/fabric.py
 	@touch $@
 
 demo:
@@ -34,14 +45,25 @@ lint-imports: install
 	@$(VENV)/bin/python tools/link_types.py
 	@cd .types && $(CURDIR)/$(VENV)/bin/lint-imports --config $(CURDIR)/pyproject.toml
 
-test: install
-	@$(VENV)/bin/pytest
+test: install fabric
+	@$(VENV)/bin/pytest -m "not long"
 
 test-fast: install
-	@$(VENV)/bin/pytest -m "not engine"
+	@$(VENV)/bin/pytest -m "not engine and not long"
 
-test-all: test
+test-all: install fabric
+	@$(VENV)/bin/pytest
+
+# Its own environment: atheris comes as a wheel for some Pythons only, and nothing else needs it.
+fuzz: $(FUZZ)/.installed
+	@$(FUZZ)/bin/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
+
+$(FUZZ)/.installed: pyproject.toml
+	@test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
+	@$(FUZZ)/bin/python -m pip install --quiet --editable . "atheris>=2.3" || \
+		{ echo "atheris has no wheel for this Python: make fuzz PYTHON=python3.11" >&2; exit 1; }
+	@touch $@
 
 clean:
-	rm -rf $(VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(FUZZ) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache

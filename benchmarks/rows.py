@@ -65,8 +65,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(
             [
                 f"`{row['name']}`",
-                f"{row['value']:.1f} {row['unit']}",
-                f"{row['mark']:.1f} ({row['mark_name']})",
+                f"{_number(row['value'])} {row['unit']}",
+                f"{_number(row['mark'])} ({row['mark_name']})",
                 f"{row['ratio']:.2f}",
                 row["goal"],
                 "" if row["met"] is None else "yes" if row["met"] else "no",
@@ -74,6 +74,10 @@ def table(rows: list[dict[str, Any]]) -> str:
             ]
         )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("|  |", "| |")
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.2g}"
 
 
 def write_table(name: str, result: dict[str, Any]) -> None:

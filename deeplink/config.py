@@ -78,8 +78,16 @@ class KVSection(_Strict):
     digest: Annotated[
         Literal["always", "off"], Field(description="verify a digest of every tile before it is loaded")
     ] = "always"
+    casts: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^(\*|[a-z0-9_]+)->[a-z0-9_]+$")], ...],
+        Field(description='lossy casts consented to, such as "bfloat16->float16" or "*->float16"'),
+    ] = ()
     streams: Annotated[int, Field(ge=0, le=16, description="connections per link of tcp; 0: as many as help")] = 0
     tls: TlsSection | None = None
+    trust: Annotated[
+        Literal["peers", "fabric"],
+        Field(description="fabric: also use transports that cannot authenticate; whoever is on the network is trusted"),
+    ] = "peers"
 
 
 class Config(_Strict):

@@ -5,9 +5,11 @@
     ├── PluginError               a plugin could not be loaded, or two use one name
     ├── LayoutError               a layout text, or a cache that is not what its layout says
     ├── Refused                   two sides do not mean the same; names the field
-    │   └── TicketRefused         a ticket is forged, expired, replayed, or for another incarnation
+    │   ├── TicketRefused         a ticket is forged, expired, replayed, or for another incarnation
+    │   └── CastRefused           a value of the cache does not fit the other side's element type
     ├── HandoffError              a handoff that had begun did not end well
     │   ├── PeerGone              the connection to the peer broke or was never there
+    │   │   └── LinkLost          nothing is heard of the peer any more, which may be the link
     │   ├── DeadlineExceeded      the ticket's time ran out
     │   ├── DigestMismatch        the bytes that arrived are not the bytes that were staged
     │   ├── Corrupted             a link changed bytes on their way; none of them was acknowledged
@@ -96,6 +98,11 @@ class TicketRefused(Refused):
     code = "ticket_refused"
 
 
+class CastRefused(Refused):
+    code = "cast_refused"
+    status = 502
+
+
 class HandoffError(DeeplinkError):
     code = "handoff_failed"
     status = 502
@@ -103,6 +110,10 @@ class HandoffError(DeeplinkError):
 
 class PeerGone(HandoffError):
     code = "peer_gone"
+
+
+class LinkLost(PeerGone):
+    code = "link_lost"
 
 
 class DeadlineExceeded(HandoffError):

@@ -49,6 +49,11 @@ class Staging:
         self._freed = threading.Condition()
 
     @property
+    def memory(self) -> memoryview:
+        """The whole arena, which stays where it is for as long as this lives."""
+        return self._view
+
+    @property
     def used(self) -> int:
         """Bytes that are reserved now."""
         with self._freed:

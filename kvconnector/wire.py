@@ -10,6 +10,7 @@ the socket by itself when the kernel says "not yet".
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import secrets
 import select
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from deeplink import secret as shared
-from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
+from deeplink.errors import DeadlineExceeded, DeeplinkError, LinkLost, PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import tls as security
 
 MAGIC = b"DLK1"
@@ -86,6 +87,16 @@ class Shared:
                 self._socket.close()
 
 
+_CUT = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN})
+"""What the kernel says of a peer it hears nothing of, as opposed to one that has closed or never listened."""
+
+
+def broken(exc: Exception, what: str) -> PeerGone:
+    """The error for a connection that does not work any more, or never did."""
+    cut = isinstance(exc, OSError) and exc.errno in _CUT
+    return (LinkLost if cut else PeerGone)(f"{what}: {exc}")
+
+
 def remaining(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
@@ -103,7 +114,7 @@ def connect(address: str, deadline: float) -> socket.socket:
     except TimeoutError as exc:
         raise DeadlineExceeded(f"no answer from {address}") from exc
     except (OSError, OverflowError, UnicodeError) as exc:  # UnicodeError: a host that cannot be a name
-        raise PeerGone(f"cannot connect to {address}: {exc}") from exc
+        raise broken(exc, f"cannot connect to {address}") from exc
     sock.settimeout(None)
     tune(sock)
     return sock
@@ -143,7 +154,7 @@ def send_all(sock: socket.socket, views: Sequence[bytes | memoryview], deadline:
                 if not _poll(sock, _event(exc, select.POLLOUT), seconds):
                     raise DeadlineExceeded("the peer does not take what is sent") from exc
     except (OSError, ValueError) as exc:
-        raise PeerGone(f"the connection broke while sending: {exc}") from exc
+        raise broken(exc, "the connection broke while sending") from exc
 
 
 def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline: float) -> None:
@@ -166,7 +177,7 @@ def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline:
                 size -= count
                 _advance(left, count)
     except (OSError, ValueError) as exc:
-        raise PeerGone(f"the connection broke while receiving: {exc}") from exc
+        raise broken(exc, "the connection broke while receiving") from exc
 
 
 class _Sleep:
@@ -221,7 +232,7 @@ def receive_some(sock: socket.socket, most: int, deadline: float, flags: int = 0
                 raise PeerGone("the peer closed the connection")
             return data
     except (OSError, ValueError) as exc:
-        raise PeerGone(f"the connection broke while receiving: {exc}") from exc
+        raise broken(exc, "the connection broke while receiving") from exc
 
 
 def receive(sock: socket.socket, length: int, deadline: float) -> bytes:
@@ -238,6 +249,14 @@ def readable(sock: socket.socket, seconds: float) -> bool:
         return _poll(sock, select.POLLIN, seconds)
     except (OSError, ValueError) as exc:
         raise PeerGone(f"the connection is closed: {exc}") from exc
+
+
+def ended(sock: socket.socket) -> bool:
+    """Whether the stream is known to be at its end. Reads nothing, waits for nothing; of TLS it cannot tell."""
+    try:
+        return readable(sock, 0) and not isinstance(sock, security.TlsSocket) and not sock.recv(1, socket.MSG_PEEK)
+    except (OSError, PeerGone):
+        return True
 
 
 def _poll(sock: socket.socket, event: int, seconds: float) -> bool:

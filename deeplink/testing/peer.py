@@ -3,6 +3,7 @@
 It reads the secret in hex, then commands; each is answered by one line.
 
     region SIZE               register zeroed memory; answers its key in hex
+    sum N, tail N             the sum of the bytes of the Nth region, or its last 16 bytes in hex
     storm ADDRESS KEY SIZE    connect, answer ``storming``, push SIZE bytes of 0xFF again and again until that fails
 """
 
@@ -10,12 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from deeplink.errors import DeeplinkError
 from deeplink.kvconnector.transport.base import Push, Transport
@@ -91,8 +95,15 @@ def load(factory: str) -> Any:
 
 def main(factory: str, host: str) -> None:
     """The process itself."""
+    # What a library prints goes elsewhere, or it would pass for an answer.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def answer(text: str) -> None:
+        print(text, file=answers, flush=True)
+
     transport: Transport = load(factory)(host, bytes.fromhex(sys.stdin.readline()))
-    print(transport.address, flush=True)
+    answer(transport.address)
     kept = []
     for line in sys.stdin:
         command, *arguments = line.split()
@@ -100,17 +111,21 @@ def main(factory: str, host: str) -> None:
             memory = bytearray(int(arguments[0]))
             region = transport.register(memoryview(memory))
             kept.append((memory, region))
-            print(region.key.hex(), flush=True)
+            answer(region.key.hex())
+        elif command == "sum":
+            answer(str(int(np.frombuffer(kept[int(arguments[0])][0], np.uint8).sum())))
+        elif command == "tail":
+            answer(kept[int(arguments[0])][0][-16:].hex())
         elif command == "storm":
             address, key, size = arguments[0], bytes.fromhex(arguments[1]), int(arguments[2])
-            _storm(transport, address, key, size)
+            _storm(transport, address, key, size, answer)
 
 
-def _storm(transport: Transport, address: str, key: bytes, size: int) -> None:
+def _storm(transport: Transport, address: str, key: bytes, size: int, answer: Callable[[str], None]) -> None:
     end = time.monotonic() + LIFE_SECONDS
     source = memoryview(b"\xff" * size)
     link = transport.connect(address, end)
-    print("storming", flush=True)
+    answer("storming")
     with contextlib.suppress(DeeplinkError):  # the region is withdrawn some time
         while True:
             link.push([Push(source, key, 0)], end)

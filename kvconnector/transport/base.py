@@ -5,6 +5,7 @@ key to the peer over the handoff channel; the sending side pushes. Nothing is ev
 
 | method     | called by | when                                     | owns                                       |
 |------------|-----------|------------------------------------------|--------------------------------------------|
+| stage      | endpoint  | once per staging arena, before all else  | the caller keeps the memory until close    |
 | register   | consumer  | before it grants a chunk                 | the caller keeps the memory until withdraw |
 | connect    | producer  | once per peer, kept and reused           | the caller closes the link                 |
 | Link.push  | producer  | per chunk; returns when the peer has it  | the source stays the caller's              |
@@ -23,14 +24,16 @@ class Capabilities:
     """What a transport can do, as data.
 
     `memory` names the kinds of memory it reads and writes ("dram", …); `authenticated` says that the serving side
-    checks key, bounds and secret itself, so that the network need not be trusted. Of several transports that two
-    engines share, those within one host come first, then those with the higher `preference`.
+    checks key, bounds and secret itself, so that the network need not be trusted; `revocable` that a peer's push can be
+    ended for certain, whatever that peer does. Of several transports that two engines share, those within one host come
+    first, then those with the higher `preference`.
     """
 
     memory: frozenset[str]
     cross_host: bool
     authenticated: bool
     preference: int = 0
+    revocable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,11 @@ class Region(Protocol):
     def key(self) -> bytes: ...
 
     def withdraw(self) -> None:
-        """When this returns no peer writes there any more, whatever state its push is in."""
+        """When this returns no peer writes there any more, whatever state its push is in.
+
+        Of a transport that is not `revocable` it raises DeadlineExceeded, after seconds, when a peer may have posted a
+        write and does not say that it is over. The memory must then stay out of use; a later call may find it free.
+        """
 
 
 class Link(Protocol):
@@ -75,6 +82,12 @@ class Transport(Protocol):
         """Where peers connect to; it goes into the contract.
 
         If not everyone can reach it, it says so in the form of `deeplink.kvconnector.contract.local_address`.
+        """
+
+    def stage(self, memory: memoryview) -> None:
+        """What will be registered and pushed lies within such an arena: for libraries that must know memory first.
+
+        Raises whatever keeps the transport from being used. Memory outside may cost a registration each time.
         """
 
     def register(self, memory: memoryview) -> Region: ...

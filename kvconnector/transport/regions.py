@@ -1,7 +1,8 @@
 """Memory that peers may write into, by random key and within bounds, for as long as it is not withdrawn.
 
 For transports whose own threads do the writing. Each of them holds the regions of a write while it writes;
-withdrawing takes the key away, interrupts whoever writes, and waits until they have let go.
+withdrawing takes the key away, interrupts whoever writes, and waits until they have let go. Where a peer does the
+writing, one-sided, a thread that stands for it lets go only when that peer has said that it is done.
 """
 
 from __future__ import annotations
@@ -37,9 +38,15 @@ class _Region:
 
 
 class Regions:
-    """All regions of one transport. Safe to use from several threads."""
+    """All regions of one transport. Safe to use from several threads.
 
-    def __init__(self) -> None:
+    A withdrawal waits `let_go` seconds. With `one_sided`, a writer that ends with an error holds its regions for good:
+    nobody knows whether what it stands for still writes.
+    """
+
+    def __init__(self, let_go: float = LET_GO_SECONDS, *, one_sided: bool = False) -> None:
+        self._let_go = let_go
+        self._one_sided = one_sided
         self._regions: dict[bytes, _Region] = {}
         self._changed = threading.Condition()
 
@@ -50,14 +57,18 @@ class Regions:
         return region
 
     def withdraw(self, region: _Region) -> None:
-        """When this returns nobody writes into the region any more. Doing it twice is harmless."""
+        """When this returns nobody writes into the region any more. Doing it twice is harmless.
+
+        Raises DeadlineExceeded when somebody may still write; a later call may find that they have stopped.
+        """
         with self._changed:
             self._regions.pop(region.key, None)
             for interrupt in region.writers.values():
                 interrupt()
-            # A writer that was interrupted, or only copies memory, ends at once; the bound guards against a bug.
-            if not self._changed.wait_for(lambda: not region.writers, timeout=LET_GO_SECONDS):
-                raise DeadlineExceeded("a writer did not let go of a withdrawn region")
+            # A thread of ours that was interrupted, or only copies memory, ends at once; there the bound guards against
+            # a bug. A peer may be frozen.
+            if not self._changed.wait_for(lambda: not region.writers, timeout=self._let_go):
+                raise DeadlineExceeded("a writer did not let go of a withdrawn region; it may write there yet")
 
     @contextlib.contextmanager
     def writing(self, parts: Sequence[Part], interrupt: Callable[[], None] = _nothing) -> Iterator[list[memoryview]]:
@@ -70,14 +81,17 @@ class Regions:
             regions = [self._find(part) for part in parts]
             for region in regions:
                 region.writers[writer] = interrupt
+        certain = not self._one_sided
         try:
             views = zip(regions, parts, strict=True)
             yield [region.memory[offset : offset + length] for region, (_, offset, length) in views]
+            certain = True
         finally:
-            with self._changed:
-                for region in regions:
-                    region.writers.pop(writer, None)
-                self._changed.notify_all()
+            if certain:
+                with self._changed:
+                    for region in regions:
+                        region.writers.pop(writer, None)
+                    self._changed.notify_all()
 
     def _find(self, part: Part) -> _Region:
         key, offset, length = part

@@ -132,6 +132,9 @@ class ShmTransport:
             self.close()
             raise ConfigError(f"shared memory between processes cannot be used here: {exc}") from exc
 
+    def stage(self, memory: memoryview) -> None:
+        """Nothing to prepare: this process's own threads move the bytes."""
+
     def register(self, memory: memoryview) -> Region:
         return self._regions.register(memory)
 

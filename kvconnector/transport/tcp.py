@@ -163,6 +163,9 @@ class TcpTransport:
     def address(self) -> str:
         return self._listener.address
 
+    def stage(self, memory: memoryview) -> None:
+        """Nothing to prepare: this process's own threads move the bytes."""
+
     def register(self, memory: memoryview) -> Region:
         return self._regions.register(memory)
 

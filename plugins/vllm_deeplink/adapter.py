@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError
 from deeplink.kvconnector import weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
-from deeplink.kvconnector.layout import DTYPES, Layout
+from deeplink.kvconnector.group import Group
+from deeplink.kvconnector.layout import Layout
+from deeplink.kvconnector.tls import Tls
 from deeplink.registry import Registry
 from vllm_deeplink import layouts
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+DTYPES = ("float32", "bfloat16", "float16")
+"""Types of the cache that this plugin reads; the 8-bit ones have scales that it does not look up yet."""
 
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
@@ -58,8 +64,8 @@ def read_group(
     kv_cache_config: KVCacheConfig,
     tensors: dict[str, torch.Tensor],
     known: Registry[str],
-) -> tuple[CacheGroup, Cache]:
-    """The cache group and its arrays, from the live tensors and the attention backend's own packing.
+) -> Group:
+    """The cache group with its arrays, from the live tensors and the attention backend's own packing.
 
     Each tensor is ``[block, head, token, 2 * dim]`` with K and V together; what its strides do not tell, the backend
     declares. Raises LayoutError for anything else.
@@ -73,7 +79,7 @@ def read_group(
     blocks, heads, block_size, content = tensors[names[0]].shape
     dtype = str(tensors[names[0]].dtype).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise LayoutError(f"a cache of {dtype}; this release moves {', '.join(DTYPES)}", field="dtype", theirs=dtype)
+        raise LayoutError(f"a cache of {dtype}; this plugin reads {', '.join(DTYPES)}", field="dtype", theirs=dtype)
     if block_size != spec.block_size:
         raise LayoutError(
             "the attention kernel's blocks are not the scheduler's",
@@ -85,8 +91,9 @@ def read_group(
     text = known.get(layout)
     bound = Layout.parse(text).bind(heads=heads, head_dim=content // 2, block_size=block_size, blocks=blocks)
     arrays = tuple(_flat(name, tensors[name], (blocks, heads, block_size, content), dtype) for name in names)
-    group = CacheGroup("full", tuple(range(len(names))), heads, content // 2, dtype, block_size, text)
-    return group, Cache(arrays, bound)
+    layers = tuple(range(len(names)))
+    spec = CacheGroup("full", layers, heads, content // 2, dtype, block_size, text)
+    return Group(spec, layers, (0, heads), Cache(arrays, bound))
 
 
 def _declared(vllm_config: VllmConfig, name: str) -> str:
@@ -143,8 +150,17 @@ def _folder(model: str, revision: str | None) -> Path:
     return Path(snapshot_download(model, revision=revision, local_files_only=True))
 
 
+def load_tls(settings: KVSection) -> Tls | None:
+    return Tls.load(settings.tls.certificate, settings.tls.key, settings.tls.ca) if settings.tls is not None else None
+
+
 def make_contract(
-    vllm_config: VllmConfig, group: CacheGroup, model: Model, channel: str, transports: dict[str, str]
+    vllm_config: VllmConfig,
+    group: CacheGroup,
+    model: Model,
+    channel: str,
+    transports: dict[str, str],
+    casts: tuple[str, ...],
 ) -> Contract:
     from vllm import __version__
     from vllm.platforms import current_platform
@@ -158,5 +174,6 @@ def make_contract(
         epoch=transfer.engine_id,
         model=model,
         groups=(group,),
-        ranks=(Rank(0, 0, 0, (0, group.heads), channel, transports),),
+        ranks=(Rank(0, 0, 0, ((0, group.heads),), (0, model.layers), channel, transports),),
+        casts=casts,
     )

@@ -83,7 +83,8 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         """All workers have registered their cache: publish one contract for the engine."""
         contracts = [co.decode(rank.contract) for _, rank in sorted(metadata.items()) if isinstance(rank, RankContract)]
         ranks = tuple(contract.ranks[0] for contract in contracts)
-        self._control = Control(msgspec.structs.replace(contracts[0], ranks=ranks), self._secret, self._blocks)
+        contract = msgspec.structs.replace(contracts[0], ranks=ranks)
+        self._control = Control(contract, self._secret, self._blocks, adapter.load_tls(self._settings.kv))
         port = self._control.start(self._settings.kv.host, self._control_port)
         log.info("deeplink control endpoint on %s:%d", self._settings.kv.host, port)
 

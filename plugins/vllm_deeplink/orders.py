@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from deeplink.errors import Reason
-from deeplink.kvconnector.consumer import Order
+from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.ticket import Ticket
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deeplink.errors import DeeplinkError, TicketRefused
 from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.consumer import Order
+from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.prompt import prompt_digest
 from deeplink.kvconnector.ticket import Ticket
 from vllm_deeplink.orders import Deny, Fill, Open, Orders
@@ -86,8 +86,8 @@ class SchedulerHalf:
             return
         assert consuming.order is not None
         stop = request.num_prompt_tokens - 1
-        (table,) = blocks.get_block_ids()
-        consuming.order = replace(consuming.order, start=stop - external, stop=stop, table=tuple(table))
+        tables = tuple(map(tuple, blocks.get_block_ids()))
+        consuming.order = replace(consuming.order, start=stop - external, stop=stop, tables=tables)
         self._orders.loads.append(consuming.order)
 
     def step(self, output: SchedulerOutput) -> Orders:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from deeplink.testing.transport_conformance import SECONDS, TransportConformance
+import pytest
+
+from deeplink.testing.transport_conformance import SECONDS, LongTransportConformance, TransportConformance
 
 
 class TestTcp(TransportConformance):
@@ -19,3 +21,13 @@ class TestShm(TransportConformance):
         sock.settimeout(SECONDS)
         sock.connect("\0" + address.rpartition("/")[2])
         return sock
+
+
+@pytest.mark.long
+class TestTcpLong(LongTransportConformance):
+    factory = "deeplink.kvconnector.transport.tcp:TcpTransport"
+
+
+@pytest.mark.long
+class TestShmLong(LongTransportConformance):
+    factory = "deeplink.kvconnector.transport.shm:ShmTransport"
