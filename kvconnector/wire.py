@@ -43,6 +43,8 @@ _LAST_SECONDS = 1.0
 GATHER = 128 << 10
 """Bytes for which a reader sleeps. Over loopback the sender does the waking: at 64 KiB it needs 0.2 s of a core for
 1 GB, woken for every segment 0.3 (a 2-core virtual machine)."""
+GATHER_SECONDS = 0.05
+"""A slow link is not waited for, nor a kernel (before Linux 4.18) whose buffer is full with less."""
 _MUCH = 4 << 10
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 MAX_VIEWS = 64
@@ -168,8 +170,7 @@ def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline:
                 try:
                     count = sock.recvmsg_into(list(islice(left, MAX_VIEWS)), 0, socket.MSG_DONTWAIT)[0]
                 except NOT_YET as exc:
-                    sleep.until(size)
-                    if not _poll(sock, _event(exc, select.POLLIN), seconds):
+                    if not _poll(sock, _event(exc, select.POLLIN), sleep.until(size, seconds)) and not sleep.shorten():
                         raise DeadlineExceeded("the peer sends nothing") from exc
                     continue
                 if count == 0:
@@ -192,16 +193,24 @@ class _Sleep:
     def __enter__(self) -> _Sleep:
         return self
 
-    def until(self, size: int) -> None:
-        size = min(size, GATHER)
-        if self._able and size != self._size and (size >= _MUCH or self._size > 1):
-            self._size = size
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+    def until(self, size: int, seconds: float) -> float:
+        """Sleep until `size` bytes are there, or GATHER; for how long at most."""
+        self._set(min(size, GATHER) if self._able and size >= _MUCH else 1)
+        return seconds if self._size == 1 else min(seconds, GATHER_SECONDS)
+
+    def shorten(self) -> bool:
+        """After a sleep that was too long: any byte wakes from now on. False when it did so before."""
+        self._able = False
+        return self._size > 1
 
     def __exit__(self, *raised: object) -> None:
-        if self._size > 1:
-            with contextlib.suppress(OSError):
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        with contextlib.suppress(OSError):
+            self._set(1)
+
+    def _set(self, size: int) -> None:
+        if size != self._size:
+            self._size = size
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 def _advance(left: deque[memoryview], count: int) -> None:
