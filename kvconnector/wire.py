@@ -46,6 +46,9 @@ GATHER = 128 << 10
 GATHER_SECONDS = 0.05
 """A slow link is not waited for, nor a kernel (before Linux 4.18) whose buffer is full with less."""
 _MUCH = 4 << 10
+_ENDED = getattr(select, "POLLRDHUP", 0)
+"""A peer that closed when it had said that it takes no more for now is never heard of again: its kernel answers the
+probes, but has nothing to reset. No peer goes on reading once it has ended its own stream."""
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 MAX_VIEWS = 64
 """Of one system call: enough that calls cost nothing beside the copy, few enough to list again after a short one."""
@@ -153,8 +156,11 @@ def send_all(sock: socket.socket, views: Sequence[bytes | memoryview], deadline:
             try:
                 _advance(left, sock.sendmsg(list(islice(left, MAX_VIEWS)), [], socket.MSG_DONTWAIT))
             except NOT_YET as exc:
-                if not _poll(sock, _event(exc, select.POLLOUT), seconds):
+                found = _poll(sock, _event(exc, select.POLLOUT) | _ENDED, seconds)
+                if not found:
                     raise DeadlineExceeded("the peer does not take what is sent") from exc
+                if found == _ENDED:
+                    raise PeerGone("the peer closed the connection") from exc
     except (OSError, ValueError) as exc:
         raise broken(exc, "the connection broke while sending") from exc
 
@@ -255,7 +261,7 @@ def readable(sock: socket.socket, seconds: float) -> bool:
     try:
         if isinstance(sock, security.TlsSocket) and sock.pending():
             return True
-        return _poll(sock, select.POLLIN, seconds)
+        return bool(_poll(sock, select.POLLIN, seconds))
     except (OSError, ValueError) as exc:
         raise PeerGone(f"the connection is closed: {exc}") from exc
 
@@ -268,10 +274,11 @@ def ended(sock: socket.socket) -> bool:
         return True
 
 
-def _poll(sock: socket.socket, event: int, seconds: float) -> bool:
+def _poll(sock: socket.socket, event: int, seconds: float) -> int:
+    """What has happened within `seconds`; 0 for nothing."""
     poll = select.poll()
     poll.register(sock, event)
-    return bool(poll.poll(seconds * 1000))
+    return next((found for _, found in poll.poll(seconds * 1000)), 0)
 
 
 def _event(problem: OSError, event: int) -> int:

@@ -271,7 +271,7 @@ def test_a_reader_sleeps_until_much_has_come_and_leaves_no_trace(monkeypatch: py
     asked: list[int] = []
     poll = wire._poll
 
-    def watched(sock: socket.socket, event: int, seconds: float) -> bool:
+    def watched(sock: socket.socket, event: int, seconds: float) -> int:
         asked.append(sock.getsockopt(*option))
         return poll(sock, event, seconds)
 
@@ -299,3 +299,20 @@ def test_a_reader_sleeps_until_much_has_come_and_leaves_no_trace(monkeypatch: py
     with pytest.raises(PeerGone):
         reading.join()
     reader.close()
+
+
+def test_a_peer_that_closed_with_its_window_shut() -> None:
+    """It had read all there was, so its kernel resets nothing, and asks for nothing more."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        writer = socket.create_connection(server.getsockname())
+        reader, _ = server.accept()
+    sending = InThread(lambda: wire.send(writer, bytes(64 << 20), soon(8)))
+    eventually(lambda: reader.recv(1, socket.MSG_PEEK))
+    time.sleep(0.2)  # until nothing more fits
+    reader.shutdown(socket.SHUT_WR)
+    began = time.monotonic()
+    with pytest.raises(PeerGone):
+        sending.join()
+    assert time.monotonic() - began < 4
+    reader.close()
+    writer.close()
