@@ -4,8 +4,10 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 FABRIC := $(VENV)/.fabric
 ARGS ?=
+FUZZ := .venv-fuzz
+SECONDS ?= 60
 
-.PHONY: install fabric demo check lint-imports test test-fast test-all clean
+.PHONY: install fabric demo check lint-imports test test-fast test-all fuzz clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -52,6 +54,16 @@ test-fast: install
 test-all: install fabric
 	@$(VENV)/bin/pytest
 
+# Its own environment: atheris comes as a wheel for some Pythons only, and nothing else needs it.
+fuzz: $(FUZZ)/.installed
+	@$(FUZZ)/bin/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
+
+$(FUZZ)/.installed: pyproject.toml
+	@test -x $(FUZZ)/bin/python || $(PYTHON) -m venv $(FUZZ)
+	@$(FUZZ)/bin/python -m pip install --quiet --editable . "atheris>=2.3" || \
+		{ echo "atheris has no wheel for this Python: make fuzz PYTHON=python3.11" >&2; exit 1; }
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(FUZZ) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache

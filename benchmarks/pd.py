@@ -36,6 +36,7 @@ from rows import RESULTS, Row, machine, table, write_table
 from deeplink import secret
 from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.negotiate import Agreement, negotiate
 from deeplink.local import client, engines, environment, model, overlay
 from deeplink.local.engines import Engine
 from deeplink.local.process import Process, wait_all_ready
@@ -204,10 +205,11 @@ def deeplink_way(pair: Pair) -> Callable[[list[int]], dict[str, Any]]:
         for engine in (pair.prefill, pair.decode)
     )
 
+    agreement = negotiate(producer, consumer)
+    assert isinstance(agreement, Agreement), agreement
+
     def hand_over(prompt: list[int]) -> dict[str, Any]:
-        ticket = tickets.Ticket(
-            tickets.new_handoff(), producer.epoch, consumer.epoch, producer.ranks[0].channel, int(SECONDS * 1000)
-        )
+        ticket = tickets.issue(tickets.new_handoff(), producer, consumer, agreement, int(SECONDS * 1000))
         text = tickets.mint(ticket, key)
         answer = post(pair.prefill, {**body(prompt, 1), **parameters("produce", text)})
         assert answer["choices"], answer

@@ -1,12 +1,12 @@
 """Pushes of kvconnector's transports into another process on this host, beside what bounds them.
 
-    python benchmarks/transports.py [--json] [--rounds N] [--links N]
+    python benchmarks/transports.py [--json] [--save] [--rounds N] [--streams N] [NAME …]
 
 Two lists of pieces: 4096 of 32 KiB to scattered places, and one of 256 MiB. Marks of the same run: memcpy of the same
 pieces within one process; the same by way of a ring of shared memory, one copy in and one out; and a plain socket with
 sendall of 1 MiB and recv_into one contiguous buffer. The cases take turns and the best round counts, so that what else
-the machine does meets all of them. With `--links` the large push is
-also split over that many links of tcp, each with a thread, to see whether more streams would be faster.
+the machine does meets all of them; the CPU seconds are the least of any round. A name runs only the cases that begin
+with it, and their marks. The pushes of tcp are also measured with `--streams` per link.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import argparse
 import json
 import mmap
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-from rows import Row, machine
+from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink.kvconnector.transport.base import Link, Push, Transport
 from deeplink.testing.peer import Peer, load, peer
@@ -37,6 +37,8 @@ TRANSPORTS = {
 }
 GOALS = {("shm", "ring"): 0.9, ("tcp", "socket"): 0.85}
 MARKS = {"socket": ("memcpy",), "ring": ("memcpy",), "shm": ("memcpy", "ring", "socket"), "tcp": ("memcpy", "socket")}
+NAMES = {"shm_4096x32k": "shm_4096x32k", "tcp_4096x32k": "tcp_loopback"}
+"""The case that each goal is about, and what its row is called."""
 RING = 4 << 20
 
 Pieces = list[tuple[int, int]]
@@ -45,9 +47,34 @@ Pieces = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Case:
+    """`others` are the processes that do their part of `run`."""
+
     name: str
     bytes: int
     run: Callable[[], None]
+    others: tuple[int, ...] = ()
+
+
+@dataclass
+class Best:
+    gb_per_s: float = 0.0
+    cpu_s_per_gb: float = float("inf")
+
+    def take(self, case: Case) -> None:
+        cpu, began = _cpu(case), time.perf_counter()
+        case.run()
+        seconds = time.perf_counter() - began
+        self.gb_per_s = max(self.gb_per_s, case.bytes / seconds / 1e9)
+        self.cpu_s_per_gb = min(self.cpu_s_per_gb, (_cpu(case) - cpu) / case.bytes * 1e9)
+
+
+def _cpu(case: Case) -> float:
+    """Seconds that this process and the others have run; of the others, the threads that still live."""
+    total = 0
+    for process in case.others:
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            total += int((thread / "schedstat").read_text().split()[0])
+    return time.process_time() + total / 1e9
 
 
 def pieces(case: str) -> Pieces:
@@ -59,40 +86,58 @@ def pieces(case: str) -> Pieces:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--links", type=int, default=2)
+    parser.add_argument("names", nargs="*", help="only these cases and their marks")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--save", action="store_true", help="write results/transports.json and README.md's table")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--streams", type=int, default=2)
     arguments = parser.parse_args()
     about = machine()
     with ExitStack() as stack:
-        cases = _cases(stack, arguments.links)
-        best = {case.name: 0.0 for case in cases}
-        for round_ in range(arguments.rounds + 1):
+        cases = [case for case in _cases(stack, arguments.streams) if _wanted(case.name, arguments.names)]
+        best = {case.name: Best() for case in cases}
+        for case in cases:
+            case.run()  # only touches the memory
+        for _ in range(arguments.rounds):
             for case in cases:
-                began = time.perf_counter()
-                case.run()
-                speed = case.bytes / (time.perf_counter() - began) / 1e9
-                if round_:  # the first only touches the memory
-                    best[case.name] = max(best[case.name], speed)
-    rows = list(_rows(best))
-    if arguments.json:
-        print(json.dumps({"machine": about, "rows": [row.as_json() for row in rows]}, indent=2))
-        return
-    for row in rows:
-        mark = f"{row.mark_name} {row.mark:.2f}"
-        print(f"{row.name:24} {row.value:6.2f} {row.unit}   {mark:24} {row.ratio:5.2f}", file=sys.stdout)
+                best[case.name].take(case)
+    result = {"machine": about, "rows": [row.as_json() for row in _rows(best)]}
+    if arguments.save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "transports.json").write_text(json.dumps(result, indent=2) + "\n")
+        write_table("transports", result)
+    print(json.dumps(result, indent=2) if arguments.json else table(result["rows"]))
 
 
-def _rows(best: dict[str, float]) -> Iterator[Row]:
-    for name, speed in best.items():
+def _wanted(name: str, names: Sequence[str]) -> bool:
+    """Whether a case was asked for, or is a mark."""
+    return (
+        not names
+        or name.partition("_")[0].rstrip("0123456789") not in TRANSPORTS
+        or any(name.startswith(wanted) for wanted in names)
+    )
+
+
+def _rows(best: dict[str, Best]) -> Iterator[Row]:
+    for name, figure in best.items():
         kind, _, case = name.partition("_")
         size = case if case == "4096x32k" else "256m"
-        for mark in MARKS.get(kind, ()):
+        for mark in MARKS.get(kind.rstrip("0123456789"), ()):
             other = mark if mark in best else f"{mark}_{size}"
-            yield Row(name, speed, "GB/s", other, best[other], GOALS.get((kind, mark)), "at least")
+            about_goal = name in NAMES and (kind, mark) in GOALS
+            yield Row(
+                NAMES[name] if about_goal else name,
+                figure.gb_per_s,
+                "GB/s",
+                other,
+                best[other].gb_per_s,
+                GOALS[kind, mark] if about_goal else None,
+                "at least",
+                cpu_s_per_gb=figure.cpu_s_per_gb,
+            )
 
 
-def _cases(stack: ExitStack, links: int) -> list[Case]:
+def _cases(stack: ExitStack, streams: int) -> list[Case]:
     source = memoryview(bytearray(np.random.default_rng(0).bytes(LARGE)))
     target = bytearray(LARGE)
     cases = []
@@ -100,15 +145,14 @@ def _cases(stack: ExitStack, links: int) -> list[Case]:
         cases.append(_memcpy(f"memcpy_{name}", source, target, pieces(name)))
         cases.append(_ring(f"ring_{name}", source, target, pieces(name)))
     cases.append(_socket(stack, "socket", source))
-    for transport, factory in TRANSPORTS.items():
-        here: Transport = load(factory)("127.0.0.1", SECRET)
-        stack.callback(here.close)
+    for kind, factory in TRANSPORTS.items():
         there = stack.enter_context(peer(factory, SECRET))
         key = there.region(LARGE)
-        for name in ("4096x32k", "256m"):
-            cases.append(_push(stack, f"{transport}_{name}", here, there, key, source, pieces(name)))
-        if transport == "tcp" and links > 1:
-            cases.append(_split(stack, f"tcp_256m_{links}links", here, there, key, source, links))
+        for label, options in {kind: {}, **({f"tcp{streams}": {"streams": streams}} if kind == "tcp" else {})}.items():
+            here: Transport = load(factory)("127.0.0.1", SECRET, **options)
+            stack.callback(here.close)
+            for name in ("4096x32k", "256m"):
+                cases.append(_push(stack, f"{label}_{name}", here, there, key, source, pieces(name)))
     return cases
 
 
@@ -144,32 +188,8 @@ def _push(
 ) -> Case:
     link = _connect(stack, here, there)
     pushes = [Push(source[offset : offset + length], key, offset) for offset, length in pieces]
-    return Case(name, sum(length for _, length in pieces), lambda: link.push(pushes, time.monotonic() + SECONDS))
-
-
-def _split(
-    stack: ExitStack, name: str, here: Transport, there: Peer, key: bytes, source: memoryview, count: int
-) -> Case:
-    links = [_connect(stack, here, there) for _ in range(count)]
-    share = LARGE // count
-    pushes = [[Push(source[index * share : (index + 1) * share], key, index * share)] for index in range(count)]
-
-    def run() -> None:
-        deadline = time.monotonic() + SECONDS
-        threads = [
-            threading.Thread(target=_push_all, args=(link, push, deadline))
-            for link, push in zip(links, pushes, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    return Case(name, share * count, run)
-
-
-def _push_all(link: Link, pushes: Sequence[Push], deadline: float) -> None:
-    link.push(pushes, deadline)
+    size = sum(length for _, length in pieces)
+    return Case(name, size, lambda: link.push(pushes, time.monotonic() + SECONDS), (there.pid,))
 
 
 def _connect(stack: ExitStack, here: Transport, there: Peer) -> Link:
@@ -210,7 +230,7 @@ def _socket(stack: ExitStack, name: str, source: memoryview) -> Case:
             sock.sendall(source[offset : offset + (1 << 20)])
         assert sock.recv(1) == b"\0"
 
-    return Case(name, LARGE, run)
+    return Case(name, LARGE, run, (there.pid,))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,14 @@ class RouterSection(_Strict):
     poll: Annotated[float, Field(gt=0, description="seconds between looks at each engine's contract")] = 1.0
 
 
+class TlsSection(_Strict):
+    """PEM files; relative paths are taken from where the process runs."""
+
+    certificate: Annotated[Path, Field(description="this engine's certificate, and what leads to the CA")]
+    key: Annotated[Path, Field(description="its private key, not encrypted")]
+    ca: Annotated[Path, Field(description="the CA that signed every engine's certificate")]
+
+
 class KVSection(_Strict):
     host: Annotated[str, Field(description="address peers reach this engine at")] = "127.0.0.1"
     staging: Annotated[int, Field(gt=0, description="staging memory, bytes, per direction")] = 256 << 20
@@ -70,6 +78,12 @@ class KVSection(_Strict):
     digest: Annotated[
         Literal["always", "off"], Field(description="verify a digest of every tile before it is loaded")
     ] = "always"
+    casts: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^(\*|[a-z0-9_]+)->[a-z0-9_]+$")], ...],
+        Field(description='lossy casts consented to, such as "bfloat16->float16" or "*->float16"'),
+    ] = ()
+    streams: Annotated[int, Field(ge=0, le=16, description="connections per link of tcp; 0: as many as help")] = 0
+    tls: TlsSection | None = None
     trust: Annotated[
         Literal["peers", "fabric"],
         Field(description="fabric: also use transports that cannot authenticate; whoever is on the network is trusted"),

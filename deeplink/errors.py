@@ -5,11 +5,14 @@
     ├── PluginError               a plugin could not be loaded, or two use one name
     ├── LayoutError               a layout text, or a cache that is not what its layout says
     ├── Refused                   two sides do not mean the same; names the field
-    │   └── TicketRefused         a ticket is forged, expired, replayed, or for another incarnation
+    │   ├── TicketRefused         a ticket is forged, expired, replayed, or for another incarnation
+    │   └── CastRefused           a value of the cache does not fit the other side's element type
     ├── HandoffError              a handoff that had begun did not end well
     │   ├── PeerGone              the connection to the peer broke or was never there
+    │   │   └── LinkLost          nothing is heard of the peer any more, which may be the link
     │   ├── DeadlineExceeded      the ticket's time ran out
     │   ├── DigestMismatch        the bytes that arrived are not the bytes that were staged
+    │   ├── Corrupted             a link changed bytes on their way; none of them was acknowledged
     │   ├── ProtocolError         the peer sent what the wire format does not allow
     │   └── Aborted               one side gave the request up
     ├── RouteError                the router could not serve a request
@@ -95,6 +98,11 @@ class TicketRefused(Refused):
     code = "ticket_refused"
 
 
+class CastRefused(Refused):
+    code = "cast_refused"
+    status = 502
+
+
 class HandoffError(DeeplinkError):
     code = "handoff_failed"
     status = 502
@@ -104,6 +112,10 @@ class PeerGone(HandoffError):
     code = "peer_gone"
 
 
+class LinkLost(PeerGone):
+    code = "link_lost"
+
+
 class DeadlineExceeded(HandoffError):
     code = "deadline_exceeded"
     status = 504
@@ -111,6 +123,10 @@ class DeadlineExceeded(HandoffError):
 
 class DigestMismatch(HandoffError):
     code = "digest_mismatch"
+
+
+class Corrupted(HandoffError):
+    code = "corrupted"
 
 
 class ProtocolError(HandoffError):

@@ -40,6 +40,12 @@ class Cache:
         """Number of layers."""
         return len(self.layers) // self.bound.tensors
 
+    def part(self, layers: Sequence[int], heads: tuple[int, int]) -> Cache:
+        """The same memory, seen through these layers (counted in this cache) and heads ``[start, stop)`` alone."""
+        tensors = self.bound.tensors
+        arrays = tuple(array for at in layers for array in self.layers[at * tensors : (at + 1) * tensors])
+        return Cache(arrays, self.bound.only(*heads))
+
     def wire_shape(self, tokens: int) -> tuple[int, ...]:
         return convert.wire_shape(self.bound, self.depth, tokens)
 

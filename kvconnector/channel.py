@@ -12,6 +12,9 @@ After both Hellos each side negotiates on its own; they reach the same answer. T
     Landed(i)        ->                           verified and scattered; the producer may forget it
                      <-  End | Fail
 
+Where the connection breaks in between, the consumer opens another and claims again, under the same name, from the first
+tokens that have not landed.
+
 The data itself never travels here. The engine's own control endpoint uses the same channel with Ask and Cancel.
 """
 
@@ -22,14 +25,18 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason
 from deeplink.kvconnector import wire
-from deeplink.kvconnector.contract import MAX_BYTES, Count, Name, Text
+from deeplink.kvconnector.contract import MAX_BYTES, Contract, Count, Name, Text
 from deeplink.kvconnector.handoff import Record
+from deeplink.kvconnector.negotiate import Agreement
+from deeplink.kvconnector.ticket import MAX_TEXT as MAX_TICKET
+from deeplink.kvconnector.tls import Tls
 
 PURPOSE = "channel"
 MAX_FRAME = 4 << 20
@@ -45,13 +52,30 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     contract: Annotated[bytes, msgspec.Meta(max_length=MAX_BYTES)]
 
 
-class Claim(msgspec.Struct, frozen=True, tag="claim"):
-    """The consumer wants tokens ``[start, stop)``, pushed to `address` by the agreed `transport`."""
+class Part(msgspec.Struct, frozen=True):
+    """Of the producer's cache group `group`, the heads ``[heads)`` of `layers`, for tokens ``[start, stop)``.
 
-    ticket: Text
-    prompt: Short
+    Layers and heads are numbered as in the whole model.
+    """
+
+    group: Count
+    layers: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=4096)]
+    heads: tuple[Count, Count]
     start: Count
     stop: Count
+
+
+class Claim(msgspec.Struct, frozen=True, tag="claim"):
+    """The consumer wants `parts`, in the element types `wire`, pushed to `address` by the agreed `transport`.
+
+    `claim` names this claim: after a broken link the consumer claims again under the same name, what it has not
+    verified yet. Without parts it lets the producer go.
+    """
+
+    ticket: Annotated[str, msgspec.Meta(max_length=MAX_TICKET)]
+    claim: Short
+    prompt: Short
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=256)]
     transport: Name
     address: Text
 
@@ -61,9 +85,11 @@ class Accept(msgspec.Struct, frozen=True, tag="accept"):
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
-    """Tokens ``[start, stop)`` are staged: `length` bytes in wire form, and the digest of each tile (uint64, LE)."""
+    """Tokens ``[start, stop)`` of a part of the claim are staged: `length` bytes in wire form, and the digest of each
+    tile (uint64, LE). Chunks are numbered through, over all parts."""
 
     index: Count
+    part: Count
     start: Count
     stop: Count
     length: Count
@@ -132,19 +158,23 @@ def decode(data: bytes) -> Message:
 class Channel:
     """One end of the conversation. One thread receives; sends and `close` may come from any thread.
 
-    `transport` is the name of the one the two sides agreed on; empty until they have.
+    `peer` and `agreement` are there once the two sides have agreed. `broken` says that the connection has failed, as
+    opposed to what was said on it.
     """
 
+    peer: Contract
+    agreement: Agreement
+
     def __init__(self, sock: socket.socket) -> None:
-        self.transport = ""
+        self.broken = False
         self._shared = wire.Shared(sock)
         self._sending = threading.Lock()
 
     @staticmethod
-    def connect(address: str, secret: bytes, deadline: float) -> Channel:
+    def connect(address: str, secret: bytes, deadline: float, tls: Tls | None = None) -> Channel:
         sock = wire.connect(address, deadline)
         try:
-            wire.greet(sock, secret, PURPOSE, server=False, deadline=deadline)
+            sock = wire.greet(sock, secret, PURPOSE, server=False, deadline=deadline, tls=tls)
         except DeeplinkError:
             sock.close()
             raise
@@ -152,11 +182,11 @@ class Channel:
 
     def send(self, message: Message, deadline: float) -> None:
         data = _encoder.encode(message)
-        with self._sending, self._shared.use() as sock:
+        with self._sending, self._use() as sock:
             wire.send(sock, _LENGTH.pack(len(data)) + data, deadline)
 
     def receive(self, deadline: float) -> Message:
-        with self._shared.use() as sock:
+        with self._use() as sock:
             (length,) = _LENGTH.unpack(wire.receive(sock, _LENGTH.size, deadline))
             if length > MAX_FRAME:
                 raise ProtocolError(
@@ -164,9 +194,23 @@ class Channel:
                 )
             return decode(wire.receive(sock, length, deadline))
 
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[socket.socket]:
+        try:
+            with self._shared.use() as sock:
+                yield sock
+        except PeerGone:
+            self.broken = True
+            raise
+
     def readable(self, seconds: float) -> bool:
-        with self._shared.use() as sock:
+        with self._use() as sock:
             return wire.readable(sock, seconds)
+
+    def ended(self) -> bool:
+        """Whether the peer has closed the connection and all it said has been read. Does not wait."""
+        with self._use() as sock:
+            return wire.ended(sock)
 
     def last_words(self) -> Reason | None:
         """Why the peer left, if it said so before: a Fail or Quit that has arrived and was not read yet.
@@ -184,10 +228,10 @@ class Channel:
         self._shared.close()
 
 
-def ask(address: str, secret: bytes, message: Ask | Cancel, seconds: float = 2.0) -> Answer:
+def ask(address: str, secret: bytes, message: Ask | Cancel, seconds: float = 2.0, tls: Tls | None = None) -> Answer:
     """One question to a process's channel. Raises PeerGone, DeadlineExceeded or Refused."""
     deadline = time.monotonic() + seconds
-    channel = Channel.connect(address, secret, deadline)
+    channel = Channel.connect(address, secret, deadline, tls)
     try:
         channel.send(message, deadline)
         answer = channel.receive(deadline)

@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from deeplink.kvconnector.contract import Contract
-from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate, refusals
+from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate, refusals, sizes
+
+_HELD = (".heads", ".layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,10 @@ def differences(ours: Contract, theirs: Contract) -> tuple[Difference, ...]:
         if a != b:
             # What only one has of its groups or ranks is refused by their number.
             missing = name not in first or name not in second
-            found.append(Difference(name, a, b, name in refused or (missing and name.split("[")[0] in refused)))
+            decides = name in refused or (missing and name.split("[")[0] in refused)
+            # And where a rank lacks what another needs, what each has is why.
+            decides = decides or ("ranks" in refused and name.startswith("ranks[") and name.endswith(_HELD))
+            found.append(Difference(name, a, b, decides))
     return tuple(found)
 
 
@@ -75,7 +80,7 @@ def fields(contract: Contract) -> dict[str, str]:
     found["groups"] = str(len(contract.groups))
     for index, group in enumerate(contract.groups):
         found |= _flat(f"groups[{index}]", group)
-    found["ranks"] = str(len(contract.ranks))
+    found["ranks"] = sizes(contract)
     found["transports"] = ", ".join(contract.ranks[0].transports)
     for index, rank in enumerate(contract.ranks):
         found |= _flat(f"ranks[{index}]", rank)

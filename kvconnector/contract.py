@@ -9,28 +9,34 @@ can hand over is what their bytes mean, and that is in the other fields.
 Wire versions:
 
 1.  First. Model identity with weights fingerprint, cache groups with layout text, ranks with addresses.
+2.  A rank states its layers, and its heads for each cache group, so that engines split differently can hand over; a
+    group states its window and its scales, without which an 8-bit cache or a sliding one has no meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from deeplink.errors import ProtocolError, Refused
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAX_BYTES = 256 << 10
 MAX_JSON_BYTES = 16 * MAX_BYTES
 """Indented, a layer's number takes a line of 13 bytes where msgpack takes one; nothing grows more than that."""
 
 MAX_NAME = 256
+SHOWN = 8
+"""Of many scales, how many people see."""
 
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+Scale = Annotated[float, msgspec.Meta(gt=0, lt=2.0**128)]
+"""What a float32 can hold; never NaN, which is not equal to itself and has no JSON."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -48,10 +54,31 @@ class Model(msgspec.Struct, frozen=True):
     weights: Name
 
 
+class Scales(msgspec.Struct, frozen=True):
+    """What turns stored elements into values.
+
+    `scheme` is "tensor": value = element * scale, with one constant for K and one for V of each layer (`values`, in
+    the order of the group's layers, K before V); or "token-head": one scale for each token, head and K or V, in
+    tensors of their own. Those have the layout `layout`, in which dim is 1, and elements of type `dtype`.
+    """
+
+    scheme: Name
+    values: Annotated[tuple[Scale, ...], msgspec.Meta(max_length=8192)] = ()
+    layout: Text = ""
+    dtype: Name = "float32"
+
+    def __str__(self) -> str:
+        values = [f"{value:g}" for value in self.values[:SHOWN]]
+        more = "…" if len(self.values) > SHOWN else ""
+        return ", ".join([self.scheme, *values]) + more + (f" {self.dtype} {self.layout}" if self.layout else "")
+
+
 class CacheGroup(msgspec.Struct, frozen=True):
     """Layers that share one block table, and what one of their blocks means byte by byte.
 
-    `heads` counts KV heads over all ranks; `block_size` is in tokens; `layout` is in the notation of
+    `kind` is "full"; "sliding", where a token sees itself and the `window` - 1 before it, and older ones may be gone;
+    or "state", where there is one record per request instead of one vector per token. `heads` counts KV heads over all
+    ranks, each once however many ranks hold it; `block_size` is in tokens; `layout` is in the notation of
     `deeplink.kvconnector.layout`; `dtype` is the element type, not the storage type.
     """
 
@@ -62,25 +89,32 @@ class CacheGroup(msgspec.Struct, frozen=True):
     dtype: Name
     block_size: Size
     layout: Text
+    window: Count = 0
+    scales: Scales | None = None
 
 
 class Rank(msgspec.Struct, frozen=True):
-    """One process that holds part of the cache: which heads ``[start, stop)``, and where to reach it.
+    """One process that holds part of the cache, and where to reach it.
 
-    `channel` is the ``host:port`` of its handoff channel; `transports` maps a transport's name to the address it
-    describes itself with, in order of preference.
+    `heads` are the heads ``[start, stop)`` it holds, for each cache group; `layers` are those ``[start, stop)`` it
+    holds, in the numbers that the groups use. `channel` is the ``host:port`` of its handoff channel; `transports` maps
+    a transport's name to the address it describes itself with, in order of preference.
     """
 
     tp: Count
     pp: Count
     dp: Count
-    heads: tuple[Count, Count]
+    heads: Annotated[tuple[tuple[Count, Count], ...], msgspec.Meta(min_length=1, max_length=64)]
+    layers: tuple[Count, Count]
     channel: Name
     transports: Annotated[dict[Name, Text], msgspec.Meta(max_length=16)]
 
 
 class Contract(msgspec.Struct, frozen=True):
-    """One engine's statement. `epoch` is new at every start; `role` is prefill, decode or both."""
+    """One engine's statement. `epoch` is new at every start; `role` is prefill, decode or both.
+
+    `casts` are the lossy casts its operator consents to, as ``source->target``.
+    """
 
     engine: Name
     engine_version: Name
@@ -99,6 +133,30 @@ class Contract(msgspec.Struct, frozen=True):
     @property
     def consumes(self) -> bool:
         return self.role in ("decode", "both")
+
+
+def merged(contracts: Sequence[Contract]) -> Contract:
+    """One contract for all ranks of an engine, from those of each, in the order in which tickets count them.
+
+    A rank states the layers it holds; the engine has those of all its ranks.
+    """
+    first = contracts[0]
+    groups = zip(*(contract.groups for contract in contracts), strict=True)
+    ranks = tuple(rank for contract in contracts for rank in contract.ranks)
+    return msgspec.structs.replace(first, groups=tuple(map(_merged_group, groups)), ranks=ranks)
+
+
+def _merged_group(groups: Sequence[CacheGroup]) -> CacheGroup:
+    values: dict[int, tuple[float, ...]] = {}
+    for group in groups:
+        stated = group.scales.values if group.scales else ()
+        values |= {layer: stated[2 * place : 2 * place + 2] for place, layer in enumerate(group.layers)}
+    layers = tuple(sorted(values))
+    scales = groups[0].scales
+    if scales is not None:
+        flat = tuple(value for layer in layers for value in values[layer])
+        scales = msgspec.structs.replace(scales, values=flat)
+    return msgspec.structs.replace(groups[0], layers=layers, scales=scales)
 
 
 _LOCAL = "local:"

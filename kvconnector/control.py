@@ -23,11 +23,14 @@ from deeplink.errors import ConfigError, DeeplinkError
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.contract import MAX_NAME
+from deeplink.kvconnector.handoff import merged
+from deeplink.kvconnector.tls import Tls
 
 log = logging.getLogger(__name__)
 
 MAX_BODY = 64 << 10
 CLOSE_SECONDS = 5.0
+ASK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,14 @@ class Blocks:
 class Control:
     """Serves in a thread of its own from `start` on; `close` ends it."""
 
-    def __init__(self, contract: co.Contract, secret: bytes, blocks: Callable[[], Blocks]) -> None:
+    def __init__(
+        self, contract: co.Contract, secret: bytes, blocks: Callable[[], Blocks], tls: Tls | None = None
+    ) -> None:
         self._contract = contract
         self._secret = secret
         self._token = shared.control_token(secret)
         self._blocks = blocks
+        self._tls = tls
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
 
@@ -131,10 +137,10 @@ class Control:
 
     async def _get_handoff(self, request: web.Request) -> web.Response:
         answers = await self._ask(ch.Ask(_handoff(request)))
-        for answer in answers:
-            if answer.record is not None:
-                return web.Response(body=msgspec.json.encode(answer.record), content_type="application/json")
-        return web.json_response({"error": "no such handoff"}, status=404)
+        records = [answer.record for answer in answers if answer.record is not None]
+        if not records:
+            return web.json_response({"error": "no such handoff"}, status=404)
+        return web.Response(body=msgspec.json.encode(merged(records)), content_type="application/json")
 
     async def _delete_handoff(self, request: web.Request) -> web.Response:
         await self._ask(ch.Cancel(_handoff(request)))
@@ -146,7 +152,7 @@ class Control:
             return list(
                 await asyncio.gather(
                     *(
-                        loop.run_in_executor(None, ch.ask, rank.channel, self._secret, message)
+                        loop.run_in_executor(None, ch.ask, rank.channel, self._secret, message, ASK_SECONDS, self._tls)
                         for rank in self._contract.ranks
                     )
                 )

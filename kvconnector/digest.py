@@ -4,40 +4,70 @@ It is taken over the wire values, after any cast: one 64-bit xxh3 per (layer, kv
 with that logical position. Block size, layout and rank do not enter, so both sides compute the same number, and a
 suffix or one resumed chunk can be verified alone. The digest of more than one tile is the sum modulo 2^64, so chunks
 and ranks add up in any order. It finds corruption and mistakes; it is no defence against someone who wants to cheat.
+
+`deeplink.kvconnector.fused` takes it while a chunk is gathered.
 """
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from deeplink.kvconnector import compiled
 from deeplink.kvconnector.plan import TILE, Chunk
 
 Tiles = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 
 
-def tiles(chunk: Chunk, wire_LSHTD: npt.NDArray[Any], first_layer: int = 0, first_head: int = 0) -> Tiles:
-    """One digest per tile, shape ``[layer, kv, head, tile]``, for a dense chunk in wire form."""
+def tiles(
+    chunk: Chunk,
+    wire_LSHTD: npt.NDArray[Any],
+    first_layer: int = 0,
+    first_head: int = 0,
+    by: compiled.By | None = None,
+) -> Tiles:
+    """One digest per tile, shape ``[layer, kv, head, tile]``, for a dense chunk in wire form. `by` insists on numpy
+    (and the xxhash package) or numba; the values are the same."""
     layers, sides, heads, tokens, dim = wire_LSHTD.shape
     row = dim * wire_LSHTD.itemsize
-    cuts = [0, *range(TILE - chunk.start % TILE, tokens, TILE), tokens]
-    spans = [(a * row, b * row, (chunk.start + a) // TILE) for a, b in itertools.pairwise(cuts)]
-    flat = np.ascontiguousarray(wire_LSHTD).view(np.uint8).reshape(-1).data
-    out = np.empty((layers * sides * heads, len(spans)), np.uint64)
-    base = 0
-    for lane in range(layers * sides * heads):
-        layer, rest = divmod(lane, sides * heads)
-        side, head = divmod(rest, heads)
-        # Every number is far below its field's width, so two positions never share a seed.
-        seed = ((first_layer + layer) << 48) | (side << 47) | ((first_head + head) << 32)
-        out[lane] = [xxh3_64_intdigest(flat[base + a : base + b], seed | tile) for a, b, tile in spans]
-        base += tokens * row
-    return out.reshape(layers, sides, heads, len(spans))
+    where = spans(chunk, [0, tokens])
+    where[:, :2] *= row
+    seed = seeds(layers, sides, heads, first_layer, first_head).reshape(-1)
+    dense = np.ascontiguousarray(wire_LSHTD)
+    if compiled.wanted(by):
+        from deeplink.kvconnector import xxh3
+
+        out = xxh3.of_lanes(dense, where, seed)
+    else:
+        flat = dense.view(np.uint8).reshape(-1).data
+        out = np.empty((len(seed), len(where)), np.uint64)
+        of = [(a, b, tile) for a, b, tile in where.tolist()]
+        for lane, first in enumerate(seed.tolist()):
+            base = lane * tokens * row
+            out[lane] = [xxh3_64_intdigest(flat[base + a : base + b], first | tile) for a, b, tile in of]
+    return out.reshape(layers, sides, heads, len(where))
+
+
+def spans(chunk: Chunk, cuts: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Where the tiles are, as (first token of the chunk, after the last, tile of the prompt). `cuts` are the first and
+    the last token, and others between them that are on a tile's edge anyhow."""
+    first, last = cuts[0], cuts[-1]
+    edges = np.array([first, *range(first + TILE - (chunk.start + first) % TILE, last, TILE), last])
+    return np.stack([edges[:-1], edges[1:], (chunk.start + edges[:-1]) // TILE], axis=1).astype(np.int64)
+
+
+def seeds(layers: int, sides: int, heads: int, first_layer: int = 0, first_head: int = 0) -> Tiles:
+    """The seed of each lane's tile 0, ``[layer, kv, head]``; a tile's own number goes into the low 32 bits."""
+    # Every number is far below its field's width, so two positions never share a seed.
+    layer = np.arange(first_layer, first_layer + layers, dtype=np.uint64)[:, None, None] << np.uint64(48)
+    side = np.arange(sides, dtype=np.uint64)[:, None] << np.uint64(47)
+    head = np.arange(first_head, first_head + heads, dtype=np.uint64) << np.uint64(32)
+    return layer | side | head
 
 
 def total(digests: Tiles) -> int:

@@ -9,21 +9,22 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deeplink.errors import ConfigError, DeeplinkError, ProtocolError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.consumer import Consumer
+from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import Ledger
 from deeplink.kvconnector.listener import Listener
-from deeplink.kvconnector.negotiate import Refusal, negotiate
+from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.producer import Producer
 from deeplink.kvconnector.staging import Staging
+from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport.start import Transports
 
 FIRST_SECONDS = 10.0
@@ -32,53 +33,66 @@ IDLE_SECONDS = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests."""
+    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests; with `tls` the
+    channel uses it, and peers must."""
 
     host: str
     staging: int
     chunk: int
     verify: bool
+    tls: Tls | None = None
 
 
 class Endpoint:
-    """Starts listening when it is made. `state` builds the contract once the addresses are known."""
+    """Starts listening when it is made. `state` builds this rank's contract once the addresses are known; `rank` is
+    its place among the ranks of its engine, as a ticket counts them."""
 
     def __init__(
         self,
-        cache: Cache,
+        groups: Sequence[Group],
         settings: Settings,
         secret: bytes,
         epoch: str,
         transports: Transports,
         state: Callable[[str, dict[str, str]], co.Contract],
+        rank: int = 0,
     ) -> None:
-        if settings.staging < TILE * cache.token_bytes:
+        tile = TILE * max(group.wire().token_bytes for group in groups)
+        if settings.staging < tile:
             raise ConfigError(
                 f"the staging memory is smaller than {TILE} tokens of this model's KV cache",
                 field="kv.staging",
                 ours=str(settings.staging),
-                theirs=f"at least {TILE * cache.token_bytes}",
+                theirs=f"at least {tile}",
                 remedy="raise kv.staging in deeplink.toml",
             )
         self._secret = secret
+        self._tls = settings.tls
         self._outgoing = Staging(settings.staging)
         self._incoming = Staging(settings.staging)
         self.transports = transports = transports.stage([self._outgoing.memory, self._incoming.memory])
         self._ledger = Ledger()
         self.producer = Producer(
-            cache,
+            groups,
             self._outgoing,
             self._ledger,
             transports.running,
             epoch,
             min(settings.chunk, settings.staging),
+            rank,
         )
         self.consumer = Consumer(
-            cache, self._incoming, self._ledger, transports.running, self._dial, verify=settings.verify
+            groups,
+            self._incoming,
+            self._ledger,
+            transports.running,
+            self._dial,
+            verify=settings.verify,
+            rank=rank,
         )
         # The contract names the listener's address, so peers can come before it is there; they wait.
         self._ready = threading.Event()
-        self._listener = Listener(settings.host, secret, ch.PURPOSE, self._serve)
+        self._listener = Listener(settings.host, secret, ch.PURPOSE, self._serve, settings.tls)
         self.contract = state(self._listener.address, transports.addresses)
         self._encoded = co.encode(self.contract)
         self._ready.set()
@@ -96,7 +110,7 @@ class Endpoint:
 
     def _dial(self, address: str, deadline: float) -> ch.Channel:
         """As consumer: connect, exchange contracts, and go on only with an agreement."""
-        channel = ch.Channel.connect(address, self._secret, deadline)
+        channel = ch.Channel.connect(address, self._secret, deadline, self._tls)
         try:
             channel.send(ch.Hello(self._encoded), deadline)
             answer = channel.receive(deadline)
@@ -104,7 +118,8 @@ class Endpoint:
                 raise DeeplinkError.from_reason(answer.reason)
             if not isinstance(answer, ch.Hello):
                 raise ProtocolError(f"{type(answer).__name__} instead of a contract")
-            channel.transport = _agree(co.decode(answer.contract), self.contract)
+            channel.peer = co.decode(answer.contract)
+            channel.agreement = _agree(channel.peer, self.contract)
         except DeeplinkError:
             channel.close()
             raise
@@ -120,8 +135,8 @@ class Endpoint:
         try:
             if not isinstance(first, ch.Hello):
                 raise ProtocolError(f"{type(first).__name__} before a contract")
-            theirs = co.decode(first.contract)
-            channel.transport = _agree(self.contract, theirs)
+            channel.peer = co.decode(first.contract)
+            channel.agreement = _agree(self.contract, channel.peer)
             channel.send(ch.Hello(self._encoded), time.monotonic() + FIRST_SECONDS)
             while True:
                 message = channel.receive(time.monotonic() + IDLE_SECONDS)
@@ -130,7 +145,7 @@ class Endpoint:
                 if not isinstance(message, ch.Claim):
                     raise ProtocolError(f"{type(message).__name__} out of turn")
                 ticket = tickets.verify(message.ticket, self._secret)
-                self.producer.serve(channel, message, ticket, theirs.epoch)
+                self.producer.serve(channel, message, ticket, channel.peer.epoch)
         except DeeplinkError as exc:
             channel.send(ch.Fail(exc.reason()), time.monotonic() + 1.0)
             raise
@@ -149,9 +164,12 @@ class Endpoint:
         )
 
 
-def _agree(producer: co.Contract, consumer: co.Contract) -> str:
-    """The name of the transport the two will use."""
-    result = negotiate(producer, consumer)
+def _agree(producer: co.Contract, consumer: co.Contract) -> Agreement:
+    """What the two ranks agree on. A contract on a channel is that of one rank."""
+    for contract in (producer, consumer):
+        if len(contract.ranks) != 1:
+            raise ProtocolError(f"a contract of {len(contract.ranks)} ranks, where that of one is due")
+    result = negotiate(producer, consumer, whole=False)
     if isinstance(result, Refusal):
         raise result.error("the prefill engine", "the decode engine")
-    return result.transport
+    return result

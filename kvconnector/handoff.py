@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -28,8 +29,9 @@ FINAL = frozenset({"drained", "aborted", "expired", "failed", "loaded"})
 class Record(msgspec.Struct, frozen=True):
     """What can be told about one handoff.
 
-    `tokens` and `kv_bytes` count what was moved (so far); `milliseconds` runs from the claim (consumer) or the
-    opening (producer) to the end; `digest` is the sum of the tile digests of what was moved, 16 hex digits.
+    `tokens` and `kv_bytes` count what was moved (so far), over all claims; `milliseconds` runs from the claim
+    (consumer) or the opening (producer) to the end; `digest` is the sum of the tile digests of what was moved, 16
+    hex digits; `resumed` counts how often it went on after a broken link.
     """
 
     handoff: str
@@ -40,6 +42,27 @@ class Record(msgspec.Struct, frozen=True):
     kv_bytes: int = 0
     milliseconds: float = 0.0
     digest: str = ""
+    resumed: int = 0
+
+
+_WORST = ("failed", "expired", "aborted", "filling", "receiving", "staged", "drained", "loaded")
+
+
+def merged(records: Sequence[Record]) -> Record:
+    """One record for what the ranks of an engine have of a handoff; there is at least one.
+
+    It has ended well when it has on every rank, and its digest is the sum of theirs.
+    """
+    worst = min(records, key=lambda record: _WORST.index(record.state))
+    digests = [int(record.digest, 16) for record in records if record.digest]
+    return msgspec.structs.replace(
+        worst,
+        tokens=max(record.tokens for record in records),
+        kv_bytes=sum(record.kv_bytes for record in records),
+        milliseconds=max(record.milliseconds for record in records),
+        digest=f"{sum(digests) & (1 << 64) - 1:016x}" if digests else "",
+        resumed=sum(record.resumed for record in records),
+    )
 
 
 class Ledger:
@@ -74,6 +97,7 @@ class Ledger:
         tokens: int = 0,
         kv_bytes: int = 0,
         digest: int | None = None,
+        resumed: int = 0,
     ) -> bool:
         """Close a record. False when it had ended already: a late notice changes nothing."""
         with self._lock:
@@ -88,6 +112,7 @@ class Ledger:
                 kv_bytes=kv_bytes,
                 milliseconds=(time.monotonic() - began) * 1000,
                 digest="" if digest is None else f"{digest:016x}",
+                resumed=resumed,
             )
             self.ended_by_state[state] += 1
             while len(self._ended) > KEPT:

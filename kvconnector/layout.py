@@ -24,7 +24,7 @@ A dummy first block or slot is nothing special here: it is a block that no block
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deeplink.errors import LayoutError
 from deeplink.kvconnector.notation import KV, ONE_TENSOR, Axis, Item, Tensors, flat, parse
@@ -44,10 +44,6 @@ ELEMENTS = {
     **dict.fromkeys(RECORDS, 1),
 }
 """Element types that a layout can be stated for, with their size in bytes."""
-
-DTYPES = {name: ELEMENTS[name] for name in ("float32", "bfloat16", "float16", *RECORDS)}
-"""Element types whose values need nothing beside the cache to be understood; this release hands over only these. The
-8-bit types have scales that no contract states yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +104,26 @@ class Bound:
     def elements(self, tensor: int = 0) -> int:
         """How many elements this tensor of a layer needs at least; padding after the last one is not needed."""
         return max(_extent(side, self.blocks) for side in self.sides if side.tensor == tensor)
+
+    def only(self, start: int, stop: int) -> Bound:
+        """The same cache, seen through heads ``[start, stop)`` alone. Raises LayoutError where they do not exist, or
+        are not whole steps of an axis that is split by heads."""
+        if not 0 <= start < stop <= self.heads:
+            raise LayoutError(f"heads [{start}, {stop}) of a cache that has {self.heads}")
+        if (start, stop) == (0, self.heads):
+            return self
+        return replace(self, sides=tuple(_only(side, start, stop) for side in self.sides), heads=stop - start)
+
+
+def _only(side: Strided, start: int, stop: int) -> Strided:
+    heads, *inner = side.of("head")
+    first, rest = divmod(start, heads.unit)
+    if rest or (stop - start) % heads.unit:
+        raise LayoutError(f"heads [{start}, {stop}) of a layout that keeps {heads.unit} together")
+    kept = Factor("head", (stop - start) // heads.unit, heads.unit, heads.stride)
+    others = tuple(factor for factor in side.factors if factor.axis not in ("head",))
+    block, tail = others[:1], others[1:]
+    return replace(side, offset=side.offset + first * heads.stride, factors=(*block, kept, *inner, *tail))
 
 
 def _extent(side: Strided, blocks: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from deeplink.errors import DeeplinkError
 from deeplink.kvconnector import wire
+from deeplink.kvconnector.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,15 @@ class Listener:
     """
 
     def __init__(
-        self, at: str | socket.socket, secret: bytes, purpose: str, serve: Callable[[socket.socket], None]
+        self,
+        at: str | socket.socket,
+        secret: bytes,
+        purpose: str,
+        serve: Callable[[socket.socket], None],
+        tls: Tls | None = None,
     ) -> None:
         self._secret = secret
+        self._tls = tls
         self._purpose = purpose
         self._serve = serve
         self._open: set[socket.socket] = set()
@@ -90,7 +97,7 @@ class Listener:
 
     def _run(self, sock: socket.socket) -> None:
         try:
-            wire.greet(sock, self._secret, self._purpose, server=True, deadline=time.monotonic() + GREETING_SECONDS)
+            sock = self._greet(sock)
             self._serve(sock)
         except DeeplinkError as exc:
             log.info("deeplink %s: a connection ended: %s", self._purpose, exc)
@@ -99,6 +106,17 @@ class Listener:
                 self._open.discard(sock)
             _wake(sock)
             sock.close()
+
+    def _greet(self, sock: socket.socket) -> socket.socket:
+        """The socket to go on with, which is the one to be woken from then on."""
+        deadline = time.monotonic() + GREETING_SECONDS
+        made = wire.greet(sock, self._secret, self._purpose, server=True, deadline=deadline, tls=self._tls)
+        with self._lock:
+            self._open.discard(sock)
+            self._open.add(made)
+            if self._closed:
+                _wake(made)
+        return made
 
 
 def _wake(sock: socket.socket) -> None:

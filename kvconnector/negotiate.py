@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deeplink.errors import LayoutError, Refused
-from deeplink.kvconnector.contract import CacheGroup, Contract, place
-from deeplink.kvconnector.layout import DTYPES, RECORDS, Bound, Layout
+from deeplink.errors import ConfigError, LayoutError, Refused
+from deeplink.kvconnector import forms, shares
+from deeplink.kvconnector.cast import Cast, parse_consent
+from deeplink.kvconnector.contract import CacheGroup, Contract, Rank, place
+from deeplink.kvconnector.forms import Conversion
+from deeplink.kvconnector.layout import RECORDS, Bound, Layout
+
+FULL, SLIDING, STATE = "full", "sliding", "state"
+KINDS = (FULL, SLIDING, STATE)
+MAX_UNLIKE = 8
+"""Data-parallel replicas are usually all alike; each kind of one engine is paired with each of the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """How one producer's cache becomes one consumer's.
 
-    `exact` says that every byte of the requested tokens arrives unchanged. `transport` is the first of the
-    producer's transports, in its order of preference, by which the two reach each other.
+    `exact` says that every value of the requested tokens arrives unchanged; else `casts` says which casts are made,
+    each with its bound. `transport` names those that will be used: for each two ranks the first of the producer's, in
+    its order of preference, by which they reach each other. `wire` is the element type in which each of the producer's
+    cache groups travels, and `takes` which of the producer's ranks each of the consumer's takes from.
     """
 
     exact: bool
     transport: str
+    wire: tuple[str, ...] = ()
+    casts: tuple[Cast, ...] = ()
+    takes: tuple[tuple[int, ...], ...] = ((0,),)
 
     def __str__(self) -> str:
-        return f"{'exact' if self.exact else 'lossy'} over {self.transport}"
+        made = "; ".join(f"{cast.name}: {cast.bound}" for cast in self.casts)
+        return f"{'exact' if self.exact else 'lossy'} over {self.transport}{f' ({made})' if made else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +59,27 @@ class Refusal:
         )
 
 
-def negotiate(producer: Contract, consumer: Contract) -> Agreement | Refusal:
+def negotiate(producer: Contract, consumer: Contract, *, whole: bool = True) -> Agreement | Refusal:
     """Whether `producer` can hand its cache to `consumer`.
 
     The order of the checks is the order an operator would want to hear about them: who, which model, which
-    cache, which ranks, which transport.
+    cache, which ranks, which transport. Without `whole`, each contract names only one rank of its engine (as they do on
+    a channel), and whether all ranks together have every head and layer is not looked at.
     """
-    for refusal in refusals(producer, consumer):
+    for refusal in refusals(producer, consumer, whole=whole):
         return refusal
-    (name, *_) = _common_transports(producer, consumer)
-    return Agreement(exact=True, transport=name)
+    conversions = [(ours, found) for ours, _, found in _conversions(producer, consumer) if found is not None]
+    made = {found.cast.name: found.cast for _, found in conversions if found.cast is not None}
+    return Agreement(
+        exact=all(found.exact for _, found in conversions),
+        transport=", ".join(dict.fromkeys(name for name in _transports(producer, consumer) if name)),
+        wire=tuple(_wire(index, group, conversions) for index, group in enumerate(producer.groups)),
+        casts=tuple(made.values()),
+        takes=shares.takes(producer, consumer)[0] if whole else ((0,),),
+    )
 
 
-def refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]:
+def refusals(producer: Contract, consumer: Contract, *, whole: bool = True) -> Iterator[Refusal]:
     """Everything that speaks against it, in the order of `negotiate`, which answers with the first."""
     if not producer.produces:
         yield Refusal("role", producer.role, consumer.role, "start the first engine with role prefill or both")
@@ -68,24 +91,10 @@ def refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]:
         ours, theirs = getattr(producer.model, name), getattr(consumer.model, name)
         if ours != theirs:
             yield Refusal(f"model.{name}", str(ours), str(theirs), "serve the same checkpoint on both engines")
-    if len(producer.groups) != len(consumer.groups):
-        yield Refusal(
-            "groups",
-            str(len(producer.groups)),
-            str(len(consumer.groups)),
-            "start both engines with the same hybrid-cache setting",
-        )
-    for index, (ours_g, theirs_g) in enumerate(zip(producer.groups, consumer.groups, strict=False)):
-        yield from _group_refusals(f"groups[{index}]", ours_g, theirs_g)
-    for side in (producer, consumer):
-        if len(side.ranks) != 1:
-            yield Refusal(
-                "ranks",
-                str(len(producer.ranks)),
-                str(len(consumer.ranks)),
-                "handoff between tensor- or pipeline-parallel engines is not supported by this release",
-            )
-    if not _common_transports(producer, consumer):
+    groups = list(_group_refusals(producer, consumer, whole=whole))
+    yield from groups
+    yield from _rank_refusals(producer, consumer, whole=whole and not groups)
+    if not all(_transports(producer, consumer)):
         yield Refusal(
             "transports",
             _describe(producer),
@@ -94,49 +103,178 @@ def refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]:
         )
 
 
-def _group_refusals(where: str, ours: CacheGroup, theirs: CacheGroup) -> Iterator[Refusal]:
-    for name in ("kind", "layers", "heads", "head_dim"):
-        if getattr(ours, name) != getattr(theirs, name):
+def _group_refusals(producer: Contract, consumer: Contract, *, whole: bool) -> Iterator[Refusal]:
+    for side in (producer, consumer):
+        if len(_layers(side)) < sum(len(group.layers) for group in side.groups):
+            counts = str(len(producer.groups)), str(len(consumer.groups))
             yield Refusal(
-                f"{where}.{name}",
-                str(getattr(ours, name)),
-                str(getattr(theirs, name)),
-                "serve the same model with the same cache settings on both engines",
+                "groups", counts[0], counts[1], "a layer belongs to one cache group; this contract has one in two"
             )
-    if ours.dtype != theirs.dtype:
-        yield Refusal(
-            f"{where}.dtype",
-            ours.dtype,
-            theirs.dtype,
-            "start both engines with the same --dtype; this release casts nothing",
-        )
-    bounds: list[Bound] = []
-    for group in (ours, theirs):
-        if group.dtype not in DTYPES:
-            yield Refusal(f"{where}.dtype", ours.dtype, theirs.dtype, f"known: {', '.join(DTYPES)}")
-        if group.head_dim != RECORDS.get(group.dtype, group.head_dim):
-            remedy = f"a record of {group.dtype} has {RECORDS[group.dtype]} bytes"
-            yield Refusal(f"{where}.head_dim", str(ours.head_dim), str(theirs.head_dim), remedy)
-        try:
-            layout = Layout.parse(group.layout)
-            bounds.append(layout.bind(heads=group.heads, head_dim=group.head_dim, block_size=group.block_size))
-        except LayoutError as exc:
-            yield Refusal(f"{where}.layout", ours.layout, theirs.layout, str(exc))
-    if len({bound.kv for bound in bounds}) > 1:
+            return  # pairs of groups with layers in common could be as many as both have groups, multiplied
+    understood = True
+    for index in range(max(len(producer.groups), len(consumer.groups))):
+        for refusal in _one_by_one(index, producer.groups[index : index + 1], consumer.groups[index : index + 1]):
+            understood = False
+            yield refusal
+    for index in range(max(len(producer.groups), len(consumer.groups)) if whole else 0):
+        sides = [side.groups[index].layers if index < len(side.groups) else () for side in (producer, consumer)]
+        if not (set(sides[0]) <= _layers(consumer) and set(sides[1]) <= _layers(producer)):
+            remedy = "serve the same layers of the model on both engines"
+            yield Refusal(f"groups[{index}].layers", str(sides[0]), str(sides[1]), remedy)
+    for index, theirs, found in _conversions(producer, consumer) if understood else ():
+        yield from _pair_refusals(index, producer, consumer, theirs, found)
+
+
+def _one_by_one(index: int, ours: Sequence[CacheGroup], theirs: Sequence[CacheGroup]) -> Iterator[Refusal]:
+    """What is wrong with a group by itself, on either side; the other's value is shown beside it."""
+    for group in (*ours, *theirs):
+        field, remedy = forms.problem(group)
+        if group.kind not in KINDS:
+            field, remedy = "kind", f"known: {', '.join(KINDS)}"
+        elif group.kind == SLIDING and group.window == 0:
+            field, remedy = "window", "a sliding window has at least one token"
+        elif group.head_dim != RECORDS.get(group.dtype, group.head_dim):
+            field, remedy = "head_dim", f"a record of {group.dtype} has {RECORDS[group.dtype]} bytes"
+        else:
+            try:
+                bind(group, group.heads)
+            except LayoutError as exc:
+                field, remedy = field or "layout", remedy or str(exc)
+        if field:
+            texts = [str(getattr(side[0], field)) if side else "" for side in (ours, theirs)]
+            yield Refusal(f"groups[{index}].{field}", texts[0], texts[1], remedy)
+
+
+def _pair_refusals(
+    index: int, producer: Contract, consumer: Contract, theirs_g: CacheGroup, found: Conversion | None
+) -> Iterator[Refusal]:
+    """What keeps the producer's group `index` from filling the consumer's group, which has some of the same layers."""
+    ours_g, where = producer.groups[index], f"groups[{index}]"
+    same = "serve the same model with the same cache settings on both engines"
+    # A full cache has what a sliding one wants.
+    names = (
+        ("heads", "head_dim")
+        if (ours_g.kind, theirs_g.kind) == (FULL, SLIDING)
+        else ("kind", "window", "heads", "head_dim")
+    )
+    for name in names:
+        if getattr(ours_g, name) != getattr(theirs_g, name):
+            yield Refusal(f"{where}.{name}", str(getattr(ours_g, name)), str(getattr(theirs_g, name)), same)
+    if bind(ours_g, ours_g.heads).kv != bind(theirs_g, theirs_g.heads).kv:
         remedy = "one of them keeps K and V, the other one vector a token; use the same attention on both engines"
-        yield Refusal(f"{where}.layout", ours.layout, theirs.layout, remedy)
+        yield Refusal(f"{where}.layout", ours_g.layout, theirs_g.layout, remedy)
+    if found is None:
+        remedy = "start both engines with the same KV-cache dtype; nothing casts one to the other"
+        yield Refusal(f"{where}.dtype", ours_g.dtype, theirs_g.dtype, remedy)
+    elif STATE in (ours_g.kind, theirs_g.kind) and found.cast is not None:
+        yield Refusal(f"{where}.dtype", ours_g.dtype, theirs_g.dtype, "a state is moved as it is, never cast")
+    elif found.cast is not None and not found.exact and not _consented(found.cast, producer, consumer):
+        name = "dtype" if ours_g.dtype != theirs_g.dtype else "scales"
+        texts = [str(getattr(group, name)) for group in (ours_g, theirs_g)]
+        remedy = (
+            "start both engines with the same KV-cache dtype and scales, or consent to the loss on both: "
+            f'casts = ["{found.cast.name}"] under [kv] ({found.cast.bound})'
+        )
+        yield Refusal(f"{where}.{name}", texts[0], texts[1], remedy)
 
 
-def _common_transports(producer: Contract, consumer: Contract) -> list[str]:
-    theirs = consumer.ranks[0].transports
-    return [
-        name
-        for name, address in producer.ranks[0].transports.items()
-        if name in theirs and place(address) == place(theirs[name])
-    ]
+def _consented(cast: Cast, *sides: Contract) -> bool:
+    return all(any(_covers(text, cast) for text in side.casts) for side in sides)
+
+
+def _covers(text: str, cast: Cast) -> bool:
+    with contextlib.suppress(ConfigError):  # what a peer lists and this release does not know consents to nothing
+        return parse_consent(text).covers(cast)
+    return False
+
+
+def _rank_refusals(producer: Contract, consumer: Contract, *, whole: bool) -> Iterator[Refusal]:
+    counts = sizes(producer), sizes(consumer)
+    for side in (producer, consumer):
+        if any(len(rank.heads) != len(side.groups) for rank in side.ranks):
+            yield Refusal("ranks", counts[0], counts[1], "a rank states its heads for each cache group")
+            return
+        if any(group.kind == STATE for group in side.groups) and len(side.ranks) > 1:
+            yield Refusal(
+                "ranks", counts[0], counts[1], "a state is not cut into heads; run both engines with one rank"
+            )
+    if not whole:
+        return
+    kinds = [list(_unlike(side)) for side in (producer, consumer)]
+    if max(map(len, kinds)) > MAX_UNLIKE:
+        yield Refusal("ranks", *counts, f"an engine has at most {MAX_UNLIKE} kinds of data-parallel replicas")
+        return
+    for ours in kinds[0]:
+        for theirs in kinds[1]:
+            _, missing = shares.takes(producer, consumer, ours, theirs)
+            if missing:
+                yield Refusal("ranks", counts[0], counts[1], f"no rank of the prefill engine has {missing}")
+
+
+def sizes(contract: Contract) -> str:
+    """How many ranks there are of each kind, for people."""
+    kinds = ("tp", "pp", "dp")
+    return ", ".join(f"{kind} {len({getattr(rank, kind) for rank in contract.ranks})}" for kind in kinds)
+
+
+def _unlike(contract: Contract) -> Iterator[int]:
+    """One data-parallel replica of each kind; usually they are all alike."""
+    kinds: dict[tuple[object, ...], int] = {}
+    for dp in sorted({rank.dp for rank in contract.ranks}):
+        kinds.setdefault(tuple((rank.heads, rank.layers) for rank in shares.ranks(contract, dp)), dp)
+    yield from kinds.values()
+
+
+def _layers(contract: Contract) -> set[int]:
+    return {layer for group in contract.groups for layer in group.layers}
+
+
+def bind(group: CacheGroup, heads: int, blocks: int = 1) -> Bound:
+    """The group's layout for a rank that has `heads` of its heads. Raises LayoutError."""
+    layout = Layout.parse(group.layout)
+    if group.scales is not None and group.scales.layout:
+        Layout.parse(group.scales.layout).bind(heads=heads, head_dim=1, block_size=group.block_size)
+    return layout.bind(heads=heads, head_dim=group.head_dim, block_size=group.block_size, blocks=blocks)
+
+
+def _conversions(producer: Contract, consumer: Contract) -> Iterator[tuple[int, CacheGroup, Conversion | None]]:
+    """For every two groups that have layers in common: the producer's by its place, the consumer's, and what it
+    takes."""
+    for index, ours in enumerate(producer.groups):
+        for theirs in consumer.groups:
+            if set(ours.layers) & set(theirs.layers):
+                yield index, theirs, forms.conversion(ours, theirs)
+
+
+def _wire(index: int, group: CacheGroup, conversions: Sequence[tuple[int, Conversion]]) -> str:
+    """A group is staged once, so where consumers' groups want it in several types it travels as it is."""
+    wanted = {found.wire for ours, found in conversions if ours == index}
+    return wanted.pop() if len(wanted) == 1 else group.dtype
+
+
+def transport(ours: Rank, theirs: Rank) -> str:
+    """The first of our transports by which this rank reaches the other; empty when there is none."""
+    for name, address in ours.transports.items():
+        if name in theirs.transports and place(address) == place(theirs.transports[name]):
+            return name
+    return ""
+
+
+def _transports(producer: Contract, consumer: Contract) -> Iterator[str]:
+    for ours in _reached(producer):
+        for theirs in _reached(consumer):
+            yield transport(ours, theirs)
+
+
+def _reached(contract: Contract) -> Iterable[Rank]:
+    """One rank of each kind as to where its transports reach; usually all are of one kind, or there is one per host."""
+    return {tuple((name, place(at)) for name, at in rank.transports.items()): rank for rank in contract.ranks}.values()
 
 
 def _describe(contract: Contract) -> str:
     """The transports, each with the place it is confined to: two of one name may differ in that alone."""
-    items = contract.ranks[0].transports.items()
-    return ", ".join(f"{name} within {place(address)}" if place(address) else name for name, address in items)
+    found: dict[str, None] = {}
+    for rank in contract.ranks:
+        for name, address in rank.transports.items():
+            found[f"{name} within {place(address)}" if place(address) else name] = None
+    return ", ".join(found)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deeplink.errors import Reason
+from deeplink.errors import DeeplinkError, Reason
 from deeplink.kvconnector import digest
+from deeplink.kvconnector.channel import Channel
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.staging import Piece
 from deeplink.kvconnector.ticket import Ticket
@@ -15,38 +16,80 @@ from deeplink.kvconnector.transport.base import Link
 
 @dataclass(slots=True, eq=False)
 class Staged:
-    """A chunk in staging. `claims` have still to fetch it; `readers` are reading it now."""
+    """A chunk of cache group `group` in staging. `claims` have still to fetch it; `readers` are reading it now."""
 
+    group: int
     chunk: Chunk
     piece: Piece
+    claims: int
     digests: digest.Tiles | None = None
-    claims: int = 0
     readers: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Announced:
+    """A part of a staged chunk, on its way. `last` says that the claim is done with the chunk when this has landed;
+    a chunk of which the claim wants nothing is announced to nobody, and has landed at once."""
+
+    staged: Staged
+    last: bool
+    number: int = -1
+    part: int = -1
+    digests: digest.Tiles | None = None
+    length: int = 0
+    landed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Taking:
+    """One claim, and how far it has come: it is done with the first `done` staged chunks.
+
+    `channel` and `link` are those it is served on now. After a broken connection it has until `lost_until` (monotonic
+    seconds) to come back; `broke` is then what broke it, and `flying` what was under way. `tokens` are counted for each
+    part of the claim.
+    """
+
+    done: int = 0
+    channel: Channel | None = None
+    link: Link | None = None
+    lost_until: float | None = None
+    broke: DeeplinkError | None = None
+    flying: list[Announced] = field(default_factory=list)
+    over: bool = False
+    resumed: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+    moved: int = 0
+    total: int = 0
 
 
 @dataclass(slots=True)
 class Offer:
-    """One open handoff. Guarded by the producer's lock, except `table` and `computed` (engine thread only).
+    """One open handoff. Guarded by the producer's lock, except `tables` and `computed` (engine thread only).
 
-    `claimed` claims have begun and `served` of them are over. `ended` is set once, with why.
+    `wire` is the element type in which each cache group is staged, `ranges` the tokens of each that are offered, and
+    `marks` how far each is staged. `expected` claims will come, `served` of them are over. `ended` is set once, with
+    why.
     """
 
     ticket: Ticket
     prompt: bytes
     tokens: int
     deadline: float
-    table: Sequence[int] = ()
+    expected: int
+    wire: tuple[str, ...]
+    ranges: tuple[tuple[int, int], ...]
+    marks: list[int]
+    tables: Sequence[Sequence[int]] = ()
     computed: int = 0
     staged: list[Staged] = field(default_factory=list)
-    claimed: int = 0
+    claims: dict[bytes, Taking] = field(default_factory=dict)
     served: int = 0
     ended: Reason | None = None
-    links: set[Link] = field(default_factory=set)
-
-    @property
-    def watermark(self) -> int:
-        return self.staged[-1].chunk.stop if self.staged else 0
 
     @property
     def complete(self) -> bool:
-        return self.watermark == self.tokens
+        return all(mark == stop for mark, (_, stop) in zip(self.marks, self.ranges, strict=True))
+
+    @property
+    def links(self) -> list[Link]:
+        return [taking.link for taking in self.claims.values() if taking.link is not None]

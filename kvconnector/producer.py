@@ -10,6 +10,9 @@
 | abort   | any thread                         | no        |
 | serve   | the channel's thread of one claim  | yes, until the deadline |
 
+A claim whose connection breaks is not over: its consumer has a short time to come back for what it has not verified
+yet. A connection that the peer's side has closed is given less time than one that has gone silent.
+
 Engine blocks are read only inside `fill` and `pump`, on the engine's own thread, so they can be freed, preempted or
 reused the moment `settled` is true, whatever the peer does.
 """
@@ -23,45 +26,57 @@ from collections.abc import Mapping, Sequence
 
 from deeplink.errors import (
     Aborted,
+    CastRefused,
     DeadlineExceeded,
     DeeplinkError,
     HandoffError,
+    LinkLost,
+    PeerGone,
     Reason,
+    Refused,
     TicketRefused,
 )
 from deeplink.kvconnector import channel as ch
-from deeplink.kvconnector.cache import Cache
+from deeplink.kvconnector.cast import between
+from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import FINAL, Ledger
-from deeplink.kvconnector.offer import Offer, Staged
+from deeplink.kvconnector.offer import Offer, Staged, Taking
 from deeplink.kvconnector.plan import TILE, chunks
 from deeplink.kvconnector.pool import Pool
-from deeplink.kvconnector.serve import LOOK, Serving, check_claim, check_quit
+from deeplink.kvconnector.serve import LOOK, Serving, check_claim, check_quit, release
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.ticket import Ticket, other_epoch
 from deeplink.kvconnector.transport.base import Link, Transport
 
 log = logging.getLogger(__name__)
 
+CLOSED_SECONDS = 1.0
+LOST_SECONDS = 30.0
+"""How long a claim whose connection was closed, or has gone silent, is kept for its consumer to come back."""
+LET_GO_SECONDS = 5.0
+
 
 class Producer:
-    """All handoffs this process produces."""
+    """All handoffs this process produces. `rank` is its place among the ranks of its engine."""
 
     def __init__(
         self,
-        cache: Cache,
+        groups: Sequence[Group],
         staging: Staging,
         ledger: Ledger,
         transports: Mapping[str, Transport],
         epoch: str,
         chunk_bytes: int,
+        rank: int = 0,
     ) -> None:
-        self._cache = cache
+        self._groups = groups
         self._staging = staging
         self._ledger = ledger
         self._transports = transports
         self._links: Pool[Link] = Pool()
         self._epoch = epoch
-        self._chunk_tokens = max(TILE, chunk_bytes // cache.token_bytes)
+        self._chunk_bytes = chunk_bytes
+        self._rank = rank
         self._open: dict[str, Offer] = {}
         self._closed = False
         self._changed = threading.Condition()
@@ -69,9 +84,9 @@ class Producer:
 
     @property
     def claims(self) -> int:
-        """Claims that are being served now."""
+        """Claims that are being served now, or whose consumer may come back."""
         with self._changed:
-            return sum(handoff.claimed - handoff.served for handoff in self._open.values())
+            return sum(len(offer.claims) - offer.served for offer in self._open.values())
 
     # -- engine thread ---------------------------------------------------------------------------------------
 
@@ -79,42 +94,66 @@ class Producer:
         """Begin a handoff of a prompt of `tokens` tokens. Raises TicketRefused for another epoch or a known id."""
         if ticket.producer != self._epoch:
             raise other_epoch(self._epoch, ticket.producer)
+        wire = ticket.wire or tuple(group.spec.dtype for group in self._groups)
+        if len(wire) != len(self._groups) or not all(map(_casts, self._groups, wire)):
+            raise TicketRefused(
+                "the ticket wants element types that this cache is not cast to",
+                field="wire",
+                ours=", ".join(group.spec.dtype for group in self._groups),
+                theirs=", ".join(wire),
+                remedy="the router has an old contract of this engine; ask again",
+            )
         if not self._ledger.begin(ticket.handoff, "producer", "filling"):
             raise TicketRefused("this handoff was opened before", field="handoff", theirs=ticket.handoff)
-        handoff = Offer(ticket, prompt, tokens, time.monotonic() + ticket.milliseconds / 1000)
+        ranges = tuple(group.offered(tokens) for group in self._groups)
+        offer = Offer(
+            ticket,
+            prompt,
+            tokens,
+            time.monotonic() + ticket.milliseconds / 1000,
+            ticket.expected(self._rank),
+            wire,
+            ranges,
+            [start for start, _ in ranges],
+        )
         with self._changed:
-            self._open[ticket.handoff] = handoff
+            self._open[ticket.handoff] = offer
             self._changed.notify_all()
+        if offer.expected == 0:  # other ranks hold the same heads, and all come to those
+            self._end(offer, "drained", None)
 
-    def fill(self, name: str, table: Sequence[int], computed: int) -> None:
-        """Prefill has now computed `computed` tokens; they are in the blocks of `table`. Stages what fits."""
-        handoff = self._open.get(name)
-        if handoff is not None:
-            handoff.table, handoff.computed = table, computed
-            self._gather(handoff)
+    def fill(self, name: str, tables: Sequence[Sequence[int]], computed: int) -> None:
+        """Prefill has now computed `computed` tokens; they are in the blocks of `tables`, one per cache group.
+
+        Stages what fits.
+        """
+        offer = self._open.get(name)
+        if offer is not None:
+            offer.tables, offer.computed = tables, computed
+            self._gather(offer)
 
     def lose(self, name: str) -> None:
         """The blocks of the last `fill` are no longer this request's (preemption). What is staged stays good."""
-        handoff = self._open.get(name)
-        if handoff is not None:
-            handoff.table, handoff.computed = (), 0
+        offer = self._open.get(name)
+        if offer is not None:
+            offer.tables, offer.computed = (), 0
 
     def pump(self) -> None:
         """Stage what did not fit before."""
-        for handoff in list(self._open.values()):
-            self._gather(handoff)
+        for offer in list(self._open.values()):
+            self._gather(offer)
 
     def settled(self, name: str) -> bool:
         """Whether the request's blocks are no longer needed: all is staged, or the handoff has ended."""
-        handoff = self._open.get(name)
-        return handoff is None or handoff.complete
+        offer = self._open.get(name)
+        return offer is None or offer.complete
 
     # -- any thread ------------------------------------------------------------------------------------------
 
     def abort(self, name: str, reason: Reason | None = None) -> None:
-        handoff = self._open.get(name)
-        if handoff is not None:
-            self._end(handoff, "aborted", reason or Aborted("the prefill request was given up").reason())
+        offer = self._open.get(name)
+        if offer is not None:
+            self._end(offer, "aborted", reason or Aborted("the prefill request was given up").reason())
 
     def close(self) -> None:
         """Abort what is open and close what is kept open."""
@@ -131,68 +170,83 @@ class Producer:
             raise other_epoch(self._epoch, ticket.producer)
         if ticket.consumer != consumer:
             raise other_epoch(ticket.consumer, consumer)
-        handoff = self._await_open(channel, ticket)
-        self._register(handoff)
+        offer = self._await_open(channel, ticket)
+        taking = self._admit(offer, claim, channel)
         # A claim counts however it ends: refused ones and bugs too, or the staging would be held until the deadline.
         failure: DeeplinkError | None = HandoffError("the claim ended unexpectedly; see the prefill engine's log")
         try:
-            check_claim(handoff, claim, channel.transport)
-            channel.send(ch.Accept(), handoff.deadline)
-            serving = Serving(
-                handoff,
+            check_claim(offer, claim, channel, self._groups)
+            channel.send(ch.Accept(), offer.deadline)
+            Serving(
+                offer,
+                taking,
                 channel,
                 claim,
-                self._cache,
+                self._groups,
                 self._staging,
                 self._links,
                 self._transports,
                 self._changed,
-            )
-            tokens, moved, total = serving.move()
+            ).move()
             failure = None
         except DeeplinkError as exc:
             failure = exc
             raise
         finally:
-            last = self._unregister(handoff, failure)
-        if last:
-            self._end(handoff, "drained", None, tokens=tokens, kv_bytes=moved, digest=total)
-        channel.send(ch.End(), handoff.deadline)
+            self._leave(offer, taking, channel, failure)
+        channel.send(ch.End(), offer.deadline)
 
-    # -- inside ----------------------------------------------------------------------------------------------
+    # -- staging ---------------------------------------------------------------------------------------------
 
-    def _gather(self, handoff: Offer) -> None:
-        if handoff.complete:
+    def _gather(self, offer: Offer) -> None:
+        """Stage what has been computed and fits, group by group."""
+        if offer.complete:
             return
-        done = handoff.computed >= handoff.tokens
-        limit = handoff.tokens if done else handoff.computed // TILE * TILE
-        for chunk in chunks(handoff.watermark, limit, self._chunk_tokens):
-            piece = self._staging.try_allocate(chunk.tokens * self._cache.token_bytes)
+        try:
+            for index, group in enumerate(self._groups):
+                if not self._gather_group(offer, index, group):
+                    return
+        except CastRefused as exc:
+            # A value of this prompt does not fit; the engine and its other requests are in order.
+            log.warning("deeplink handoff %s ends: %s", offer.ticket.handoff, exc)
+            self._end(offer, "failed", exc.reason())
+            return
+        if offer.complete:
+            self._ledger.enter(offer.ticket.handoff, "staged")
+
+    def _gather_group(self, offer: Offer, index: int, group: Group) -> bool:
+        """False when staging is full or the handoff has ended."""
+        _, stop = offer.ranges[index]
+        limit = stop if offer.computed >= offer.tokens else min(stop, offer.computed) // TILE * TILE
+        form = group.wire(offer.wire[index])
+        for chunk in chunks(offer.marks[index], limit, self._chunk_bytes // form.token_bytes):
+            piece = self._staging.try_allocate(form.length(chunk.tokens))
             if piece is None:
-                return
+                return False
             try:
-                wire_LSHTD = self._staging.array(piece, self._cache.dtype, self._cache.wire_shape(chunk.tokens))
-                self._cache.gather(handoff.table, chunk, wire_LSHTD)
+                group.stage(offer.tables[index], chunk, self._staging.view(piece), form.dtype)
             except DeeplinkError:
                 self._staging.release(piece)
                 raise
             with self._changed:
-                if handoff.ended is not None:
+                if offer.ended is not None:
                     self._staging.release(piece)
-                    return
-                handoff.staged.append(Staged(chunk, piece, claims=handoff.ticket.claims))
+                    return False
+                offer.staged.append(Staged(index, chunk, piece, offer.expected - offer.served))
+                offer.marks[index] = chunk.stop
                 self._changed.notify_all()
-        if handoff.complete:
-            self._ledger.enter(handoff.ticket.handoff, "staged")
+        return True
+
+    # -- claims ----------------------------------------------------------------------------------------------
 
     def _await_open(self, channel: ch.Channel, ticket: Ticket) -> Offer:
         """The handoff, once the engine has opened it: a claim may come before prefill starts."""
         deadline = time.monotonic() + ticket.milliseconds / 1000
         while True:
             with self._changed:
-                handoff = self._open.get(ticket.handoff)
-                if handoff is not None:
-                    return handoff
+                offer = self._open.get(ticket.handoff)
+                if offer is not None:
+                    return offer
                 record = self._ledger.get(ticket.handoff)
                 if record is None:
                     self._changed.wait(LOOK)
@@ -205,59 +259,121 @@ class Producer:
                 raise DeadlineExceeded("prefill did not start before the deadline")
             check_quit(channel, deadline)
 
-    def _register(self, handoff: Offer) -> None:
+    def _admit(self, offer: Offer, claim: ch.Claim, channel: ch.Channel) -> Taking:
+        """A new claim, or one that comes back after its connection broke and takes over from that."""
         with self._changed:
-            if handoff.claimed == handoff.ticket.claims:
-                raise TicketRefused(
-                    "this handoff has been claimed already", field="claims", ours=str(handoff.ticket.claims)
-                )
-            handoff.claimed += 1
+            taking = offer.claims.get(claim.claim)
+            if taking is None:
+                if len(offer.claims) >= offer.expected:
+                    raise TicketRefused(
+                        "this handoff has been claimed already", field="claims", ours=str(offer.expected)
+                    )
+                taking = offer.claims[claim.claim] = Taking(channel=channel)
+                return taking
+            if (old := taking.channel) is not None:
+                # It may be asleep on a connection that is dead; closing that wakes it.
+                old.close()
+                if taking.link is not None:
+                    taking.link.close()
+                self._changed.wait_for(lambda: taking.channel is None, LET_GO_SECONDS)
+            if taking.over or taking.channel is not None:
+                raise TicketRefused("this claim is over", field="claim", theirs=claim.claim.hex())
+            taking.channel, taking.lost_until = channel, None
+            taking.resumed += 1
+            return taking
 
-    def _unregister(self, handoff: Offer, failure: DeeplinkError | None) -> bool:
-        """Account a claim that is over; true for the last one. A failed last one ends the handoff."""
+    def _leave(self, offer: Offer, taking: Taking, channel: ch.Channel, failure: DeeplinkError | None) -> None:
+        """The claim is no longer served on this channel: because it is over, or because the connection broke."""
         with self._changed:
-            handoff.served += 1
-            last = handoff.served == handoff.ticket.claims
-        if failure is not None and last:
-            states: dict[type[DeeplinkError], str] = {Aborted: "aborted", DeadlineExceeded: "expired"}
-            self._end(handoff, states.get(type(failure), "failed"), failure.reason())
-        return last
+            taking.channel = None
+            broken = offer.ended is None and failure is not None and _broken(failure, channel)
+            if broken:
+                seconds = LOST_SECONDS if isinstance(failure, LinkLost) else CLOSED_SECONDS
+                taking.broke = failure
+                taking.lost_until = min(offer.deadline, time.monotonic() + seconds)
+            self._changed.notify_all()
+        if not broken:
+            self._finish(offer, taking, failure)
 
-    def _end(
-        self,
-        handoff: Offer,
-        state: str,
-        reason: Reason | None,
-        *,
-        tokens: int = 0,
-        kv_bytes: int = 0,
-        digest: int | None = None,
-    ) -> None:
+    def _finish(self, offer: Offer, taking: Taking, failure: DeeplinkError | None) -> None:
+        """Account a claim that is over, and let go of what it has not fetched. The last one ends the handoff."""
         with self._changed:
-            if self._open.pop(handoff.ticket.handoff, None) is None:
+            if taking.over:
                 return
-            handoff.ended = reason or Reason(state, f"the handoff has {state}")
-            for staged in handoff.staged:
+            taking.over = True
+            offer.served += 1
+            last = offer.served == offer.expected
+            if offer.ended is None and not last:
+                for staged in offer.staged[taking.done :]:
+                    release(staged, self._staging)
+        if not last:
+            return
+        if failure is None:
+            self._end(offer, "drained", None)
+        else:
+            states: dict[type[DeeplinkError], str] = {Aborted: "aborted", DeadlineExceeded: "expired"}
+            self._end(offer, states.get(type(failure), "failed"), failure.reason())
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _end(self, offer: Offer, state: str, reason: Reason | None) -> None:
+        with self._changed:
+            if self._open.pop(offer.ticket.handoff, None) is None:
+                return
+            offer.ended = reason or Reason(state, f"the handoff has {state}")
+            for staged in offer.staged:
                 if staged.claims > 0 and not staged.readers:
                     self._staging.release(staged.piece)
                 staged.claims = 0
-            links = list(handoff.links)
+            links = offer.links
+            takings = list(offer.claims.values())
             self._changed.notify_all()
         for link in links:
             link.close()
-        self._ledger.end(handoff.ticket.handoff, state, reason, tokens=tokens, kv_bytes=kv_bytes, digest=digest)
+        self._ledger.end(
+            offer.ticket.handoff,
+            state,
+            reason,
+            tokens=max((max(taking.tokens.values(), default=0) for taking in takings), default=0),
+            kv_bytes=sum(taking.moved for taking in takings),
+            digest=sum(taking.total for taking in takings) & (1 << 64) - 1,
+            resumed=sum(taking.resumed for taking in takings),
+        )
 
     def _expire(self) -> None:
+        """Ends what is past its time: handoffs at their deadline, and claims that nobody came back for."""
         while not self._closed:
             with self._changed:
                 now = time.monotonic()
-                late = [handoff for handoff in self._open.values() if handoff.deadline <= now]
-                if not late and not self._closed:
-                    first = min((handoff.deadline for handoff in self._open.values()), default=None)
-                    self._changed.wait(None if first is None else first - now)
-            for handoff in late:
+                late = [offer for offer in self._open.values() if offer.deadline <= now]
+                lost = [
+                    (offer, taking)
+                    for offer in self._open.values()
+                    for taking in offer.claims.values()
+                    if taking.lost_until is not None and not taking.over
+                ]
+                gone = [(offer, taking) for offer, taking in lost if (taking.lost_until or 0) <= now]
+                if not late and not gone and not self._closed:
+                    times = [offer.deadline for offer in self._open.values()]
+                    times += [taking.lost_until for _, taking in lost if taking.lost_until is not None]
+                    self._changed.wait(min(times) - now if times else None)
+            for offer in late:
                 self._end(
-                    handoff,
+                    offer,
                     "expired",
                     DeadlineExceeded("nobody fetched the KV cache before the ticket's deadline").reason(),
                 )
+            for offer, taking in gone:
+                self._finish(offer, taking, taking.broke)
+
+
+def _broken(failure: DeeplinkError, channel: ch.Channel) -> bool:
+    """Whether the connection failed, rather than the claim. A consumer that has lost the channel withdraws its regions,
+    which may be heard of before the channel's end is."""
+    if isinstance(failure, Refused):
+        return failure.field == "region"
+    return isinstance(failure, PeerGone) and channel.broken
+
+
+def _casts(group: Group, dtype: str) -> bool:
+    return dtype == group.spec.dtype or between(group.spec.dtype, dtype) is not None

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import digest, wire
-from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.offer import Offer, Staged
+from deeplink.kvconnector.group import Group, Wire
+from deeplink.kvconnector.offer import Announced, Offer, Staged, Taking
 from deeplink.kvconnector.pool import Pool
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport.base import Link, Push, Transport
@@ -24,62 +24,46 @@ AHEAD = 3
 """Chunks announced before the first of them has landed."""
 LOOK = 0.05
 """Seconds between two looks at what else may have happened while a consumer or prefill is waited for."""
+_MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Serving:
-    """One accepted claim of one offer."""
+    """One accepted claim of one offer, for as long as its channel holds."""
 
     offer: Offer
+    taking: Taking
     channel: ch.Channel
     claim: ch.Claim
-    cache: Cache
+    groups: Sequence[Group]
     staging: Staging
     links: Pool[Link]
     transports: Mapping[str, Transport]
     changed: threading.Condition
+    _waiting: deque[Announced] = field(default_factory=deque)
+    _number: int = 0
 
-    def move(self) -> tuple[int, int, int]:
-        """Announce, push and account every chunk that overlaps the claim; tokens, bytes and digest moved."""
-        if self.claim.start == self.claim.stop:
-            return 0, 0, 0
-        peer = self.claim.transport, self.claim.address
-        link = self.links.take(peer) or self._connect()
-        with self.changed:
-            self.offer.links.add(link)
-        tokens = moved = total = 0
-        waiting: deque[Staged] = deque()
-        index, healthy = 0, False
+    def move(self) -> None:
+        """Announce, push and account every chunk that overlaps the claim. Returns when all of it has landed."""
+        parts = [part for part in self.claim.parts if part.start < part.stop]
+        if not parts:
+            return
+        self._recount()
+        self._attach(self.links.take(self._peer) or self._connect())
+        covered = [part.start for part in self.claim.parts]
+        index, healthy = self.taking.done, False
         try:
             while True:
-                while len(waiting) < AHEAD and (staged := self._next(index)) is not None:
+                while self._announced() < AHEAD and (staged := self._next(index)) is not None:
                     index += 1
-                    if staged.chunk.stop <= self.claim.start:
-                        self._landed(staged)
-                        continue
-                    if staged.digests is None:
-                        staged.digests = self._digest(staged)
-                    waiting.append(staged)
-                    self.channel.send(
-                        ch.Chunk(
-                            index - 1,
-                            staged.chunk.start,
-                            staged.chunk.stop,
-                            staged.piece.length,
-                            staged.digests.tobytes(),
-                        ),
-                        self.offer.deadline,
-                    )
-                    tokens += staged.chunk.tokens
-                    moved += staged.piece.length
-                    total += digest.total(staged.digests)
-                if not waiting:
-                    if index and self.offer.staged[index - 1].chunk.stop >= self.claim.stop:
+                    self._announce(staged, covered)
+                if not self._waiting:
+                    if all(at >= part.stop for at, part in zip(covered, self.claim.parts, strict=True)):
                         healthy = True
-                        return tokens, moved, total & 0xFFFF_FFFF_FFFF_FFFF
+                        return
                     self._await_chunk(index)
                     continue
-                self._answer(self._hear(), waiting, link)
+                self._answer(self._hear())
         except DeeplinkError as exc:
             # When the handoff was ended from elsewhere, the broken link is the consequence, not the cause.
             if self.offer.ended is not None:
@@ -87,17 +71,35 @@ class Serving:
             # The consumer says farewell and withdraws its regions; a push that breaks tells less than the farewell.
             if isinstance(exc, (PeerGone, Refused)) and (reason := self.channel.last_words()) is not None:
                 raise DeeplinkError.from_reason(reason) from exc
+            if isinstance(exc, Refused) and self.channel.broken:
+                raise PeerGone("the connection to the consumer broke") from exc
             raise
         finally:
-            with self.changed:
-                self.offer.links.discard(link)
-                # `_end` closes the links it has found here, so one it may have seen is not kept for others.
-                healthy = healthy and self.offer.ended is None
-            if healthy:
-                self.links.give(peer, link)
-            else:
-                link.close()
-                self.links.drop(peer)
+            self.taking.flying = [one for one in self._waiting if not one.landed]
+            self._detach(healthy)
+
+    # -- the link --------------------------------------------------------------------------------------------
+
+    @property
+    def _peer(self) -> tuple[str, str]:
+        return self.claim.transport, self.claim.address
+
+    def _attach(self, link: Link) -> None:
+        with self.changed:
+            self.taking.link = link
+
+    def _detach(self, healthy: bool) -> None:
+        with self.changed:
+            link, self.taking.link = self.taking.link, None
+            # `_end` closes the links it has found here, so one it may have seen is not kept for others.
+            healthy = healthy and self.offer.ended is None
+        if link is None:
+            return
+        if healthy:
+            self.links.give(self._peer, link)
+        else:
+            link.close()
+            self.links.drop(self._peer)
 
     def _connect(self) -> Link:
         try:
@@ -108,57 +110,138 @@ class Serving:
                 raise DeeplinkError.from_reason(reason) from exc
             raise
 
+    # -- one chunk -------------------------------------------------------------------------------------------
+
+    def _announced(self) -> int:
+        return sum(not one.landed for one in self._waiting)
+
     def _next(self, index: int) -> Staged | None:
         with self.changed:
             if self.offer.ended is not None:
                 raise DeeplinkError.from_reason(self.offer.ended)
-            if index < len(self.offer.staged) and self.offer.staged[index].chunk.start < self.claim.stop:
-                return self.offer.staged[index]
-            return None
+            return self.offer.staged[index] if index < len(self.offer.staged) else None
 
-    def _await_chunk(self, index: int) -> None:
-        with self.changed:
-            if index >= len(self.offer.staged) and self.offer.ended is None:
-                self.changed.wait(LOOK)
-        check_quit(self.channel, self.offer.deadline)
+    def _announce(self, staged: Staged, covered: list[int]) -> None:
+        """Tell the consumer of each part of a chunk that it wants. `covered` is how far each part is announced."""
+        chunk = staged.chunk
+        wanted = [
+            place
+            for place, part in enumerate(self.claim.parts)
+            if part.group == staged.group and chunk.stop > covered[place] and chunk.start < part.stop
+        ]
+        if not wanted:
+            self._waiting.append(Announced(staged, True, landed=True))
+            self._settle()
+            return
+        form = self._form(staged)
+        if staged.digests is None:
+            staged.digests = self._digest(staged, form)
+        for place in wanted:
+            part = _wire(form, self.claim.parts[place])
+            tiles = form.part_of(staged.digests, part)
+            one = Announced(staged, place == wanted[-1], self._number, place, tiles, part.length(chunk.tokens))
+            self._number += 1
+            self._waiting.append(one)
+            self.channel.send(
+                ch.Chunk(one.number, place, chunk.start, chunk.stop, one.length, tiles.tobytes()),
+                self.offer.deadline,
+            )
+            covered[place] = chunk.stop
 
-    def _answer(self, message: ch.Message, waiting: deque[Staged], link: Link) -> None:
+    def _answer(self, message: ch.Message) -> None:
         if isinstance(message, ch.Quit):
             raise DeeplinkError.from_reason(message.reason)
         if isinstance(message, ch.Grant):
-            for staged in waiting:
-                if self.offer.staged[message.index : message.index + 1] == [staged]:
-                    self._push(staged, message.key, link)
+            for one in self._waiting:
+                if one.number == message.index and not one.landed:
+                    self._push(one, message.key)
                     self.channel.send(ch.Sent(message.index), self.offer.deadline)
                     return
-        if isinstance(message, ch.Landed) and self.offer.staged[message.index : message.index + 1] == [waiting[0]]:
-            self._landed(waiting.popleft())
-            return
+        if isinstance(message, ch.Landed):
+            first = next((one for one in self._waiting if not one.landed), None)
+            if first is not None and first.number == message.index:
+                first.landed = True
+                self._count(first)
+                self._settle()
+                return
         raise ProtocolError(f"{type(message).__name__} out of turn")
 
-    def _push(self, staged: Staged, key: bytes, link: Link) -> None:
+    def _recount(self) -> None:
+        """Of what was under way when the last connection broke, this claim says what has landed all the same."""
+        for one in self.taking.flying:
+            if one.part < len(self.claim.parts) and one.staged.chunk.stop <= self.claim.parts[one.part].start:
+                self._count(one)
+
+    def _count(self, one: Announced) -> None:
+        taking, chunk = self.taking, one.staged.chunk
+        taking.tokens[one.part] = taking.tokens.get(one.part, 0) + chunk.tokens
+        taking.moved += one.length
+        if one.digests is not None:
+            taking.total = (taking.total + digest.total(one.digests)) & _MASK
+
+    def _push(self, one: Announced, key: bytes) -> None:
+        """Over a fresh link once, should the one that was kept have died without our noticing."""
+        staged = one.staged
         with self.changed:
             if self.offer.ended is not None:
                 raise DeeplinkError.from_reason(self.offer.ended)
             staged.readers += 1
         try:
-            link.push([Push(self.staging.view(staged.piece), key, 0)], self.offer.deadline)
+            pushes = list(self._pushes(one, key))
+            try:
+                self._link.push(pushes, self.offer.deadline)
+            except PeerGone:
+                if self.offer.ended is not None or self.taking.channel is not self.channel or self.channel.ended():
+                    raise
+                self._detach(healthy=False)
+                self._attach(self._connect())
+                self._link.push(pushes, self.offer.deadline)
         finally:
             with self.changed:
                 staged.readers -= 1
                 if self.offer.ended is not None and not staged.readers:
                     self.staging.release(staged.piece)
 
-    def _digest(self, staged: Staged) -> digest.Tiles:
-        # Should the handoff end meanwhile, the piece may be another's already; then the number is never used.
-        wire_LSHTD = self.staging.array(staged.piece, self.cache.dtype, self.cache.wire_shape(staged.chunk.tokens))
-        return digest.tiles(staged.chunk, wire_LSHTD)
+    @property
+    def _link(self) -> Link:
+        link = self.taking.link
+        if link is None:
+            raise PeerGone("the claim has been taken over by a newer connection")
+        return link
 
-    def _landed(self, staged: Staged) -> None:
+    def _pushes(self, one: Announced, key: bytes) -> Sequence[Push]:
+        tokens = one.staged.chunk.tokens
+        form = self._form(one.staged)
+        view = self.staging.view(one.staged.piece)
+        pushes, offset = [], 0
+        for start, stop in form.pieces(_wire(form, self.claim.parts[one.part]), tokens):
+            pushes.append(Push(view[start:stop], key, offset))
+            offset += stop - start
+        return pushes
+
+    def _form(self, staged: Staged) -> Wire:
+        return self.groups[staged.group].wire(self.offer.wire[staged.group])
+
+    def _digest(self, staged: Staged, form: Wire) -> digest.Tiles:
+        # Should the handoff end meanwhile, the piece may be another's already; then the number is never used.
+        return form.digests(staged.chunk, self.staging.view(staged.piece))
+
+    def _settle(self) -> None:
+        """Let go of the chunks, in order, of which everything that was wanted has landed."""
         with self.changed:
-            staged.claims -= 1
-            if staged.claims == 0 and not staged.readers:
-                self.staging.release(staged.piece)
+            while self._waiting and self._waiting[0].landed:
+                one = self._waiting.popleft()
+                if one.last:
+                    self.taking.done += 1
+                    release(one.staged, self.staging)
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def _await_chunk(self, index: int) -> None:
+        with self.changed:
+            if index >= len(self.offer.staged) and self.offer.ended is None:
+                self.changed.wait(LOOK)
+        check_quit(self.channel, self.offer.deadline)
 
     def _hear(self) -> ch.Message:
         """What the consumer says next. It may be long silent, waiting for room, so the end is looked for too."""
@@ -169,11 +252,34 @@ class Serving:
         return self.channel.receive(self.offer.deadline)
 
 
-def check_claim(offer: Offer, claim: ch.Claim, transport: str) -> None:
-    """Raises what keeps this claim from being served: another transport, another prompt, tokens that are not there."""
-    if claim.transport != transport:
+def release(staged: Staged, staging: Staging) -> None:
+    """One claim less wants this chunk. Under the producer's lock."""
+    staged.claims -= 1
+    if staged.claims == 0 and not staged.readers:
+        staging.release(staged.piece)
+
+
+def _wire(form: Wire, part: ch.Part) -> Wire:
+    return form.part(part.layers, part.heads)
+
+
+def check_claim(offer: Offer, claim: ch.Claim, channel: ch.Channel, groups: Sequence[Group]) -> None:
+    """Raises what keeps this claim from being served: another transport, another prompt, what is not there."""
+    agreed = channel.agreement
+    if claim.transport != agreed.transport:
         raise Refused(
-            "the claim is for another transport than agreed", field="transport", ours=transport, theirs=claim.transport
+            "the claim is for another transport than agreed",
+            field="transport",
+            ours=agreed.transport,
+            theirs=claim.transport,
+        )
+    if offer.wire != agreed.wire:
+        raise Refused(
+            "the ticket asks for other element types than the two engines agree on",
+            field="wire",
+            ours=", ".join(agreed.wire),
+            theirs=", ".join(offer.wire),
+            remedy="the router has an old contract of one of them; ask again",
         )
     if claim.prompt != offer.prompt:
         raise Refused(
@@ -183,8 +289,18 @@ def check_claim(offer: Offer, claim: ch.Claim, transport: str) -> None:
             theirs=claim.prompt.hex(),
             remedy="serve the same tokenizer and chat template on both engines",
         )
-    if not claim.start <= claim.stop <= offer.tokens:
-        raise ProtocolError(f"tokens [{claim.start}, {claim.stop}) of a prompt of {offer.tokens}")
+    for part in claim.parts:
+        if part.group >= len(groups):
+            raise ProtocolError(f"a claim on cache group {part.group} of {len(groups)}")
+        group, (first, last) = groups[part.group], offer.ranges[part.group]
+        if not set(part.layers) <= set(group.layers) or len(set(part.layers)) < len(part.layers):
+            raise ProtocolError(f"a claim on layers {part.layers} of a rank that has {group.layers}")
+        if not group.heads[0] <= part.heads[0] < part.heads[1] <= group.heads[1]:
+            raise ProtocolError(f"a claim on heads {part.heads} of a rank that has {group.heads}")
+        if not part.start <= part.stop <= last:
+            raise ProtocolError(f"tokens [{part.start}, {part.stop}) of a prompt of {last}")
+        if part.start < first and part.start < part.stop:
+            raise ProtocolError(f"tokens [{part.start}, {part.stop}), of which only those from {first} on are kept")
 
 
 def check_quit(channel: ch.Channel, deadline: float) -> None:

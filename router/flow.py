@@ -16,7 +16,6 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
 from deeplink.errors import DecodeFailed, DeeplinkError, PrefillFailed, RouteError, TicketRefused
 from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.ticket import Ticket
 from deeplink.router import body as bodies
 from deeplink.router.call import Opened, ask, relay
 from deeplink.router.choice import Engine, Pair
@@ -105,8 +104,7 @@ class Flow:
         assert producer is not None
         assert consumer is not None
         milliseconds = min(max(1, int(self._deadline * 1000)), 86_400_000)
-        ticket = Ticket(handoff, producer.epoch, consumer.epoch, producer.ranks[0].channel, milliseconds)
-        return tickets.mint(ticket, self._secret)
+        return tickets.mint(tickets.issue(handoff, producer, consumer, pair.agreement, milliseconds), self._secret)
 
     async def _prefilled(self, exchange: Exchange, engine: Engine, ticket: str, until: float) -> Answer | None:
         """Runs the prefill. None if it is done; an answer if the client's request was not to the engine's

@@ -31,11 +31,11 @@ LIFE_SECONDS = 300.0
 class Peer:
     """The process, as its parent sees it. `address` is where its transport takes pushes."""
 
-    def __init__(self, factory: str, secret: bytes) -> None:
+    def __init__(self, factory: str, secret: bytes, host: str = "127.0.0.1") -> None:
         # With this process's import path, which need not be what a fresh interpreter has.
-        program = f"import sys; sys.path[:] = {sys.path!r}; from deeplink.testing.peer import main; main(sys.argv[1])"
+        program = f"import sys; sys.path[:] = {sys.path!r}; from deeplink.testing.peer import main; main(*sys.argv[1:])"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", program, factory],
+            [sys.executable, "-c", program, factory, host],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -44,6 +44,10 @@ class Peer:
             undo.callback(self.end)
             self.address = self.ask(secret.hex())
             undo.pop_all()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def ask(self, command: str) -> str:
         assert self._process.stdin is not None
@@ -75,8 +79,8 @@ class Peer:
 
 
 @contextlib.contextmanager
-def peer(factory: str, secret: bytes) -> Iterator[Peer]:
-    made = Peer(factory, secret)
+def peer(factory: str, secret: bytes, host: str = "127.0.0.1") -> Iterator[Peer]:
+    made = Peer(factory, secret, host)
     try:
         yield made
     finally:
@@ -89,7 +93,7 @@ def load(factory: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def main(factory: str) -> None:
+def main(factory: str, host: str) -> None:
     """The process itself."""
     # What a library prints goes elsewhere, or it would pass for an answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
@@ -98,7 +102,7 @@ def main(factory: str) -> None:
     def answer(text: str) -> None:
         print(text, file=answers, flush=True)
 
-    transport: Transport = load(factory)("127.0.0.1", bytes.fromhex(sys.stdin.readline()))
+    transport: Transport = load(factory)(host, bytes.fromhex(sys.stdin.readline()))
     answer(transport.address)
     kept = []
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""What the serving side of a transport answers to a push: one status byte, and for an error its text."""
+"""What the serving side of a transport answers to a push: one status byte, and for an error what it was."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import socket
 import struct
 import time
 
-from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError, Refused
+from deeplink.errors import Corrupted, DeadlineExceeded, PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import wire
 
 BODY_SECONDS = 30.0
 MAX_ERROR = 1024
 
 _LENGTH = struct.Struct("<H")
-_OK, _ERROR = b"\x00", b"\x01"
+_CHECKSUMS = struct.Struct("<QQ")
+_OK, _ERROR, _CORRUPTED = b"\x00", b"\x01", b"\x02"
 
 
 def accept(sock: socket.socket) -> None:
@@ -24,20 +25,40 @@ def accept(sock: socket.socket) -> None:
 def refuse(sock: socket.socket, problem: str) -> ProtocolError:
     """Tell the peer, wait until it has read that and leaves, and return the error that ends the connection here."""
     text = problem.encode()[:MAX_ERROR]
-    wire.send(sock, _ERROR + _LENGTH.pack(len(text)) + text, time.monotonic() + BODY_SECONDS)
+    _tell(sock, _ERROR + _LENGTH.pack(len(text)) + text)
+    return ProtocolError(f"a peer pushed where it may not: {problem}")
+
+
+def corrupted(sock: socket.socket, theirs: int, ours: int) -> Corrupted:
+    """As `refuse`, for bytes that are not those that were sent."""
+    _tell(sock, _CORRUPTED + _CHECKSUMS.pack(theirs, ours))
+    return _mismatch(ours, theirs, "came here are not those that the peer sent")
+
+
+def expect(sock: socket.socket, deadline: float) -> None:
+    """The pushing side: returns when the peer has accepted, raises Refused or Corrupted when it has not."""
+    status = wire.receive(sock, 1, deadline)
+    if status == _OK:
+        return
+    if status == _CORRUPTED:
+        ours, theirs = _CHECKSUMS.unpack(wire.receive(sock, _CHECKSUMS.size, deadline))
+        raise _mismatch(ours, theirs, "came at the peer are not those that were sent")
+    if status != _ERROR:
+        raise ProtocolError("the peer's transport answered what it may not", field="status", theirs=status.hex())
+    (length,) = _LENGTH.unpack(wire.receive(sock, _LENGTH.size, deadline))
+    text = wire.receive(sock, min(length, MAX_ERROR), deadline).decode(errors="replace")
+    raise Refused(f"the peer's transport refused a push: {text}", field="region")
+
+
+def _mismatch(ours: int, theirs: int, what: str) -> Corrupted:
+    return Corrupted(f"bytes that {what}", field="checksum", ours=f"{ours:016x}", theirs=f"{theirs:016x}")
+
+
+def _tell(sock: socket.socket, answer: bytes) -> None:
+    wire.send(sock, answer, time.monotonic() + BODY_SECONDS)
     # An early close would destroy the answer; what the peer still sends cannot be trusted to be in step.
     scratch = memoryview(bytearray(64 << 10))
     deadline = time.monotonic() + BODY_SECONDS
     with contextlib.suppress(PeerGone, DeadlineExceeded):
         while True:
             wire.receive_into(sock, scratch, deadline)
-    return ProtocolError(f"a peer pushed where it may not: {problem}")
-
-
-def expect(sock: socket.socket, deadline: float) -> None:
-    """The pushing side: returns when the peer has accepted, raises Refused when it has not."""
-    if wire.receive(sock, 1, deadline) == _OK:
-        return
-    (length,) = _LENGTH.unpack(wire.receive(sock, _LENGTH.size, deadline))
-    text = wire.receive(sock, min(length, MAX_ERROR), deadline).decode(errors="replace")
-    raise Refused(f"the peer's transport refused a push: {text}", field="region")

@@ -53,7 +53,7 @@ def send(sock: socket.socket, deadline: float) -> list[Bytes]:
     except OSError as exc:
         raise ProtocolError(f"no memory for a ring: {exc}") from exc
     try:
-        sock.settimeout(wire.remaining(deadline))
+        wire.remaining(deadline)
         socket.send_fds(sock, [b"\0"], [descriptor])
         return _map(descriptor)
     except OSError as exc:
@@ -66,7 +66,8 @@ def receive(sock: socket.socket, deadline: float) -> list[Bytes]:
     """Raises ProtocolError for anything but a ring that nobody can shrink."""
     descriptors: list[int] = []
     try:
-        sock.settimeout(wire.remaining(deadline))
+        if not wire.readable(sock, wire.remaining(deadline)):
+            raise DeadlineExceeded("the peer sends no ring")
         data, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise PeerGone("the peer closed the connection")
@@ -77,8 +78,6 @@ def receive(sock: socket.socket, deadline: float) -> list[Bytes]:
         if fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise ProtocolError("the peer's ring is not sealed")
         return _map(descriptors[0])
-    except TimeoutError as exc:
-        raise DeadlineExceeded("the peer sends no ring") from exc
     except OSError as exc:
         raise PeerGone(f"the connection broke while receiving the ring: {exc}") from exc
     finally:

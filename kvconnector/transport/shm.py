@@ -202,6 +202,7 @@ def _dial(name: str, deadline: float) -> socket.socket:
             except BlockingIOError:  # its queue is full; unlike TCP this does not wait by itself
                 time.sleep(RETRY_SECONDS)
             else:
+                sock.settimeout(None)
                 return sock
     except OSError as exc:
         sock.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from deeplink.errors import ConfigError
 from deeplink.kvconnector.transport.base import Capabilities, Transport
@@ -44,31 +45,37 @@ class Transports:
 
 
 def start(
-    factories: Mapping[str, Callable[..., Transport]], host: str, secret: bytes, trust: str = "peers"
+    factories: Mapping[str, Callable[..., Transport]],
+    host: str,
+    secret: bytes,
+    trust: str = "peers",
+    verify: bool = True,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Transports:
-    """Start each of them. Raises ConfigError when none is left; the caller closes the result.
+    """Start each of them, with the keyword arguments that `options` has under its name.
 
-    With `trust` in ``peers``, only those that authenticate. A factory with an attribute `capabilities`, as a class has,
-    is not even called otherwise.
+    With `trust` in ``peers``, only those that authenticate; without `verify`, which is checking digests, only those
+    that can revoke what a peer may write. A factory with an attribute `capabilities`, as a class has, is not even
+    called otherwise. Raises ConfigError when none is left; the caller closes the result.
     """
     running: dict[str, Transport] = {}
     failed: dict[str, Exception] = {}
     for name, factory in sorted(factories.items()):
         capabilities = getattr(factory, "capabilities", None)
-        if isinstance(capabilities, Capabilities) and not _trusted(capabilities, trust):
-            failed[name] = _distrust(name)
+        if isinstance(capabilities, Capabilities) and (reason := _unfit(capabilities, trust, verify)) is not None:
+            failed[name] = reason
             continue
         try:
-            transport = factory(host, secret)
+            transport = factory(host, secret, **(options or {}).get(name, {}))
         except Exception as exc:  # noqa: BLE001 - a library that does not work here must not take the engine down
             failed[name] = exc
             log.warning("deeplink transport %s does not start here: %s", name, exc or repr(exc))
             continue
-        if _trusted(transport.capabilities, trust):
+        if (reason := _unfit(transport.capabilities, trust, verify)) is None:
             running[name] = transport
         else:
             transport.close()
-            failed[name] = _distrust(name)
+            failed[name] = reason
     return _some(running, failed)
 
 
@@ -83,19 +90,25 @@ def _some(running: dict[str, Transport], failed: dict[str, Exception]) -> Transp
     return Transports(dict(sorted(running.items(), key=_preference)), failed)
 
 
-def _trusted(capabilities: Capabilities, trust: str) -> bool:
-    return capabilities.authenticated or trust == "fabric"
-
-
-def _distrust(name: str) -> ConfigError:
-    log.info("deeplink transport %s is not used: the network would have to be trusted", name)
-    return ConfigError(
-        "this transport cannot authenticate what is written into staging",
-        field="kv.trust",
-        ours="peers",
-        theirs="fabric",
-        remedy='where nobody else is on the network, set trust = "fabric" under [kv] in deeplink.toml',
-    )
+def _unfit(capabilities: Capabilities, trust: str, verify: bool) -> ConfigError | None:
+    """Why this configuration does not use such a transport; None when it does."""
+    if not (capabilities.authenticated or trust == "fabric"):
+        return ConfigError(
+            "this transport cannot authenticate what is written into staging",
+            field="kv.trust",
+            ours=trust,
+            theirs="fabric",
+            remedy='where nobody else is on the network, set trust = "fabric" under [kv] in deeplink.toml',
+        )
+    if not (capabilities.revocable or verify):
+        return ConfigError(
+            "this transport cannot keep a peer's late write out of staging, so what arrives must be verified",
+            field="kv.digest",
+            ours="off",
+            theirs="always",
+            remedy='set digest = "always" under [kv] in deeplink.toml',
+        )
+    return None
 
 
 def _preference(item: tuple[str, Transport]) -> tuple[bool, int, str]:

@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from deeplink.errors import Reason
-from deeplink.kvconnector.consumer import Order
+from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.ticket import Ticket
 
 
@@ -26,11 +26,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """After this step's forward pass, the first `computed` tokens are in the blocks of `table`."""
+    """After this step's forward pass, the first `computed` tokens are in the blocks of `tables` (one per group)."""
 
     request: str
     handoff: str
-    table: list[int]
+    tables: tuple[tuple[int, ...], ...]
     computed: int
 
 

@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from deeplink.config import Config
 from deeplink.errors import ConfigError, TicketRefused
 from deeplink.kvconnector import contract as co
+from deeplink.kvconnector.cast import parse_consent
 from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
@@ -53,18 +54,33 @@ class WorkerHalf:
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         """Read the layout from the live tensors, prove it, and start to listen."""
         plugins = load_plugins()
-        group, cache = adapter.read_group(self._vllm_config, self._kv_cache_config, tensors, plugins.layouts)
-        probe.prove(self._vllm_config, cache, tensors)
+        place = adapter.read_place()
+        groups = adapter.read_groups(self._vllm_config, self._kv_cache_config, tensors, plugins.layouts, place)
+        for group, named in zip(groups, self._kv_cache_config.kv_cache_groups, strict=True):
+            named_tensors = {name: tensors[name] for name in adapter.layer_names(named)}
+            probe.prove(self._vllm_config, group.values, named_tensors)
         model = adapter.read_model(self._vllm_config)
         settings = self._config.kv
+        casts = tuple(str(parse_consent(text)) for text in settings.casts)
+        verify, tls = settings.digest == "always", adapter.load_tls(settings)
         transfer = self._vllm_config.kv_transfer_config
         self._endpoint = Endpoint(
-            cache,
-            Settings(settings.host, settings.staging, settings.chunk, settings.digest == "always"),
+            groups,
+            Settings(settings.host, settings.staging, settings.chunk, verify, tls),
             self._secret,
             transfer.engine_id,
-            start(plugins.transports.items, settings.host, self._secret, settings.trust),
-            lambda channel, transports: adapter.make_contract(self._vllm_config, group, model, channel, transports),
+            start(
+                plugins.transports.items,
+                settings.host,
+                self._secret,
+                settings.trust,
+                verify,
+                {"tcp": {"tls": tls, "streams": settings.streams}},
+            ),
+            lambda channel, transports: adapter.make_contract(
+                self._vllm_config, groups, place, model, channel, transports, casts
+            ),
+            place.index,
         )
 
     def start(self, orders: Orders) -> None:
@@ -94,7 +110,7 @@ class WorkerHalf:
                 self._producing[open_.request] = None
         for fill in orders.fills:
             if self._producing.get(fill.request) == fill.handoff:
-                producer.fill(fill.handoff, fill.table, fill.computed)
+                producer.fill(fill.handoff, fill.tables, fill.computed)
         for handoff in orders.aborts:
             producer.abort(handoff)
         producer.pump()

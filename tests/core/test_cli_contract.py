@@ -183,7 +183,7 @@ def test_nothing_by_that_name() -> None:
         b"PK\x03\x04",
         b"{}",
         b"{" * 100_000,
-        b"\x92\x01\x80",
+        b"\x92\x02\x80",
         b"[1, {}]",
         co.encode(PREFILL)[:-1],
         co.to_json(PREFILL)[:-1],
@@ -311,7 +311,12 @@ def test_show() -> None:
     ):
         assert text in result.stdout
     rows = {tuple(part.strip() for part in line.split("│")[1:3]) for line in result.stdout.splitlines()}
-    assert {("groups[0].block_size", "64"), ("groups[0].layers", "(0, 1, 2)"), ("ranks", "1"), ("casts", "-")} <= rows
+    assert {
+        ("groups[0].block_size", "64"),
+        ("groups[0].layers", "(0, 1, 2)"),
+        ("ranks", "tp 1, pp 1, dp 1"),
+        ("casts", "-"),
+    } <= rows
 
 
 def test_agreed() -> None:
@@ -333,7 +338,13 @@ def test_agreed_for_scripts() -> None:
         {
             "producer": "0.msgpack",
             "consumer": "1.msgpack",
-            "agreement": {"exact": True, "transport": "tcp"},
+            "agreement": {
+                "exact": True,
+                "transport": "tcp",
+                "wire": ["float32"],
+                "casts": [],
+                "takes": [[0]],
+            },
             "refusal": None,
         }
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import click
 from pydantic import BaseModel
@@ -22,11 +23,11 @@ def _first_column(page: str) -> set[str]:
 def _settings(model: type[BaseModel], prefix: str = "") -> set[str]:
     found = set()
     for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            found |= _settings(inner, f"{prefix}{name}.")
-        elif name == "engines":
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        if name == "engines":
             found |= _settings(config.EngineEntry, "engines[].")
+        elif sections := [kind for kind in kinds if issubclass(kind, BaseModel)]:
+            found |= _settings(sections[0], f"{prefix}{name}.")
         else:
             found.add(prefix + name)
     return found

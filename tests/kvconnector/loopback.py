@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.consumer import Order, Outcome
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.endpoint import Endpoint, Settings
+from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.layout import Layout
+from deeplink.kvconnector.order import Order, Outcome
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.ticket import Ticket, mint, new_handoff
 from deeplink.kvconnector.transport.base import Link, Push, Transport
@@ -47,7 +48,7 @@ def make_contract(
     epoch: str, role: str, group: CacheGroup, *, weights: str = "w", channel: str = "", **transports: str
 ) -> Contract:
     model = Model("LlamaForCausalLM", LAYERS, 100, "{}", "none", weights)
-    rank = Rank(0, 0, 0, (0, HEADS), channel, transports)
+    rank = Rank(0, 0, 0, ((0, HEADS),), (0, LAYERS), channel, transports)
     return Contract("test", "0", "cpu", role, epoch, model, (group,), (rank,))
 
 
@@ -130,7 +131,7 @@ class Pair:
         self.producer.endpoint.producer.open(ticket, prompt, tokens)
 
     def fill(self, ticket: Ticket, table: Sequence[int], computed: int) -> None:
-        self.producer.endpoint.producer.fill(ticket.handoff, table, computed)
+        self.producer.endpoint.producer.fill(ticket.handoff, (table,), computed)
 
     def load(self, order: Order) -> None:
         self.consumer.endpoint.consumer.load(order)
@@ -158,7 +159,7 @@ class Pair:
             "handoff": new_handoff(),
             "producer": self.producer.epoch,
             "consumer": self.consumer.epoch,
-            "channel": self.producer.endpoint.contract.ranks[0].channel,
+            "channels": (self.producer.endpoint.contract.ranks[0].channel,),
             "milliseconds": max(1, int(seconds * 1000)),
         }
         ticket = Ticket(**{**values, **changes})  # type: ignore[arg-type]
@@ -175,7 +176,7 @@ class Pair:
         prompt: bytes = b"prompt",
         request: str = "request",
     ) -> Order:
-        return Order(request, ticket, text, prompt, start, stop, table)
+        return Order(request, ticket, text, prompt, start, stop, (table,))
 
     def outcome(self, seconds: float = 10.0) -> Outcome:
         """The one load that ends within the deadline."""
@@ -246,7 +247,12 @@ def make_side(
     settings = Settings("127.0.0.1", staging, chunk, verify)
     transport = Meddling("127.0.0.1", secret)
     transports = Transports({**(others or {}), "tcp": transport})
-    return Side(epoch, cache, Endpoint(cache, settings, secret, epoch, transports, state), transport)
+    return Side(
+        epoch,
+        cache,
+        Endpoint((Group(group, tuple(range(LAYERS)), (0, HEADS), cache),), settings, secret, epoch, transports, state),
+        transport,
+    )
 
 
 def make_pair(producer: dict[str, Any] | None = None, consumer: dict[str, Any] | None = None) -> Pair:

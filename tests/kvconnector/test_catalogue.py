@@ -17,7 +17,7 @@ from deeplink.errors import LayoutError
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.catalogue import ENTRIES, LAYOUTS, Entry
 from deeplink.kvconnector.convert import storage_dtype
-from deeplink.kvconnector.layout import DTYPES, ELEMENTS, RECORDS, Bound, Layout
+from deeplink.kvconnector.layout import ELEMENTS, RECORDS, Bound, Layout
 from deeplink.kvconnector.plan import Chunk
 
 LAYERS, BLOCKS = 2, 4
@@ -34,7 +34,6 @@ def test_the_catalogue_is_complete_and_clear() -> None:
         assert entry.block_sizes
         assert entry.source
         assert str(Layout.parse(entry.layout)) == entry.layout
-    assert set(DTYPES) <= set(ELEMENTS)
 
 
 def test_the_documentation_has_every_entry() -> None:

@@ -23,9 +23,9 @@ from deeplink.kvconnector.plan import TILE
 REASON = Reason("aborted", "enough", "field", "ours", "theirs", "remedy")
 MESSAGES = [
     ch.Hello(b"contract"),
-    ch.Claim("ticket", b"prompt", 16, 64, "tcp", "127.0.0.1:1"),
+    ch.Claim("ticket", b"claim", b"prompt", (ch.Part(1, (0, 5), (2, 4), 16, 64),), "tcp", "127.0.0.1:1"),
     ch.Accept(),
-    ch.Chunk(3, 16, 64, 4096, bytes(24)),
+    ch.Chunk(3, 1, 16, 64, 4096, bytes(24)),
     ch.Grant(3, b"key"),
     ch.Sent(3),
     ch.Landed(3),
@@ -64,7 +64,7 @@ def test_the_digests_of_the_largest_chunk_fit_in_a_frame(ends: tuple[socket.sock
     tokens = MAX_CHUNK // (2 * heads * head_dim * size)
     assert tokens % TILE == 0
     digests = bytes(8 * 2 * heads * (tokens // TILE + 1))  # one tile more: the range may begin within one
-    message = ch.Chunk((1 << 31) - 1, 0, tokens, MAX_CHUNK, digests)
+    message = ch.Chunk((1 << 31) - 1, 255, 0, tokens, MAX_CHUNK, digests)
     assert len(msgspec.msgpack.encode(message)) < ch.MAX_FRAME // 4 * 3
     sending = InThread(lambda: Channel(ends[0]).send(message, soon()))
     assert ends[1].receive(soon()) == message
@@ -109,11 +109,14 @@ def test_any_values_in_any_field(value: object) -> None:
     "message",
     [
         ch.Hello(bytes(MAX_BYTES + 1)),
-        ch.Claim("x" * 4097, b"", 0, 0, "", ""),
-        ch.Claim("", bytes(65), 0, 0, "", ""),
-        ch.Claim("", b"", -1, 0, "", ""),
-        ch.Claim("", b"", 0, 1 << 40, "", ""),
-        ch.Chunk(0, 0, 0, -1, b""),
+        ch.Claim("x" * (64 * 1024 + 1), b"", b"", (), "", ""),
+        ch.Claim("", bytes(65), b"", (), "", ""),
+        ch.Claim("", b"", bytes(65), (), "", ""),
+        ch.Claim("", b"", b"", (ch.Part(0, (0,), (0, 1), -1, 0),), "", ""),
+        ch.Claim("", b"", b"", (ch.Part(0, (0,), (0, 1), 0, 1 << 40),), "", ""),
+        ch.Claim("", b"", b"", (ch.Part(0, (), (0, 1), 0, 1),), "", ""),
+        ch.Claim("", b"", b"", (ch.Part(0, (0,), (0, 1), 0, 1),) * 257, "", ""),
+        ch.Chunk(0, 0, 0, 0, -1, b""),
         ch.Grant(0, bytes(65)),
         ch.Grant(-1, b""),
         ch.Ask("x" * 257),

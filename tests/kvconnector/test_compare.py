@@ -10,7 +10,7 @@ from test_negotiate import REFUSED
 from deeplink.errors import Refused
 from deeplink.kvconnector import compare as module
 from deeplink.kvconnector.compare import Difference, compare, differences, fields
-from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
+from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank, Scales
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 
 replace = msgspec.structs.replace
@@ -23,7 +23,7 @@ HARMLESS = {"role", "epoch", "groups[0].block_size", "groups[0].layout", "ranks[
 def test_two_unlike_engines_that_agree() -> None:
     found = compare(PREFILL, replace(DECODE, engine="other", engine_version="1", chip="gpu", casts=("a", "b")))
     assert found.agreed
-    assert found.forth == Agreement(exact=True, transport="tcp")
+    assert found.forth == Agreement(exact=True, transport="tcp", wire=("float32",))
     assert found.back is None
     assert {one.field for one in found.differences} == HARMLESS | {"engine", "engine_version", "chip", "casts"}
     assert not any(one.decides for one in found.differences)
@@ -35,7 +35,7 @@ def test_two_unlike_engines_that_agree() -> None:
 
 def test_the_other_way_round() -> None:
     found = compare(DECODE, PREFILL)
-    assert (found.forth, found.back) == (None, Agreement(exact=True, transport="tcp"))
+    assert (found.forth, found.back) == (None, Agreement(exact=True, transport="tcp", wire=("float32",)))
     assert found.agreed
 
 
@@ -105,8 +105,9 @@ def other(struct: msgspec.Struct, name: str) -> msgspec.Struct:
         "layout": HND,
         "block_size": 16,
         "dtype": "float16",
-        "layers": 7 if isinstance(struct, Model) else (0, 2),
-        "heads": (0, 1) if isinstance(struct, Rank) else 4,
+        "layers": 7 if isinstance(struct, Model) else (0, 4) if isinstance(struct, Rank) else (0, 2),
+        "heads": ((0, 3),) if isinstance(struct, Rank) else 4,
+        "scales": Scales("tensor", (1.0,) * 6),
         "role": "both",
         "transports": {"rdma": "", "tcp": ""},
         "casts": ("x",),
@@ -128,7 +129,7 @@ def test_a_field_decides_if_it_alone_is_refused(field: str) -> None:
     refusal = negotiate(first, changed)
     assert found.decides == isinstance(refusal, Refusal)
     if isinstance(refusal, Refusal):
-        assert refusal.field == field
+        assert refusal.field == ("ranks" if field.startswith("ranks[") else field)
         assert isinstance(refusal.error("a", "b"), Refused)
 
 

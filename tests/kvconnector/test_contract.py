@@ -33,7 +33,7 @@ def test_another_version_is_refused_before_its_body_is_read(body: bytes) -> None
     with pytest.raises(Refused) as caught:
         co.decode(data)
     error = caught.value
-    assert (error.field, error.ours, error.theirs) == ("wire_version", "1", "2")
+    assert (error.field, error.ours, error.theirs) == ("wire_version", str(co.WIRE_VERSION), str(co.WIRE_VERSION + 1))
     assert "same deeplink release" in error.remedy
 
 

@@ -157,6 +157,7 @@ def test_the_fate_of_a_handoff(pair: Pair, serve: Serve) -> None:
             "tokens": TOKENS,
             "kv_bytes": TOKENS * 1536,
             "digest": sent["digest"],
+            "resumed": 0,
         }
 
 

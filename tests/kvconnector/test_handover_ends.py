@@ -16,7 +16,7 @@ from wires import eventually
 from deeplink.errors import ConfigError, LayoutError, Reason, TicketRefused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import consumer as consumer_module
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.contract import WIRE_VERSION, Contract
 from deeplink.kvconnector.ticket import Ticket, mint
 from deeplink.kvconnector.transport.base import Push
 
@@ -182,7 +182,7 @@ def test_the_producer_shuts_down(pair: Pair) -> None:
 def test_cancelled_before_prefill_starts(pair: Pair) -> None:
     ticket, text = pair.ticket(0.8)
     pair.load(pair.order(ticket, text, THEIRS, TOKENS))
-    eventually(lambda: pair.consumer.endpoint.consumer._loads[ticket.handoff].channel)
+    eventually(lambda: pair.consumer.endpoint.consumer._loads[ticket.handoff].channels)
     pair.consumer.endpoint.consumer.cancel(ticket.handoff)
     assert failed(pair).code == "aborted"
     pair.settle(ticket, None, "failed")
@@ -611,7 +611,7 @@ def peer(pair: Pair, contract: Contract | None = None) -> ch.Channel:
     """A consumer played by the test, after both Hellos."""
     deadline = time.monotonic() + 10
     channel = ch.Channel.connect(pair.producer.endpoint.contract.ranks[0].channel, SECRET, deadline)
-    ours = msgspec.msgpack.encode((1, contract or pair.consumer.endpoint.contract))
+    ours = msgspec.msgpack.encode((WIRE_VERSION, contract or pair.consumer.endpoint.contract))
     channel.send(ch.Hello(ours), deadline)
     assert isinstance(channel.receive(deadline), ch.Hello)
     return channel
@@ -625,9 +625,9 @@ def claim(pair: Pair, **changes: object) -> tuple[ch.Channel, Ticket]:
     channel = peer(pair)
     fields = {
         "ticket": text,
+        "claim": b"claim",
         "prompt": b"prompt",
-        "start": 0,
-        "stop": TOKENS,
+        "parts": (ch.Part(0, (0, 1, 2), (0, 2), 0, TOKENS),),
         "transport": "tcp",
         "address": pair.consumer.transport.address,
     }
@@ -654,7 +654,7 @@ def last(channel: ch.Channel) -> Reason:
         ch.Sent(0),
         ch.Accept(),
         ch.Ask("x"),
-        ch.Claim("", b"", 0, 0, "", ""),
+        ch.Claim("", b"", b"", (), "", ""),
         ch.End(),
     ],
 )
@@ -713,7 +713,9 @@ def test_a_consumer_that_leaves_without_a_word(pair: Pair) -> None:
     still_works(pair)
 
 
-@pytest.mark.parametrize("first", [ch.Accept(), ch.Claim("", b"", 0, 0, "", ""), ch.Hello(b"garbage"), ch.Hello(b"")])
+@pytest.mark.parametrize(
+    "first", [ch.Accept(), ch.Claim("", b"", b"", (), "", ""), ch.Hello(b"garbage"), ch.Hello(b"")]
+)
 def test_a_conversation_that_begins_wrong(pair: Pair, first: ch.Message) -> None:
     channel = ch.Channel.connect(pair.producer.endpoint.contract.ranks[0].channel, SECRET, time.monotonic() + 10)
     channel.send(first, time.monotonic() + 10)
@@ -747,7 +749,7 @@ def producer_says(pair: Pair, *messages: ch.Message) -> Reason:
 
 
 def chunk(start: int, stop: int, index: int = 0, length: int | None = None, digests: bytes = b"") -> ch.Chunk:
-    return ch.Chunk(index, start, stop, (stop - start) * 1536 if length is None else length, digests)
+    return ch.Chunk(index, 0, start, stop, (stop - start) * 1536 if length is None else length, digests)
 
 
 @pytest.mark.parametrize(
@@ -760,7 +762,7 @@ def chunk(start: int, stop: int, index: int = 0, length: int | None = None, dige
         [ch.Accept(), ch.Landed(0)],
         [ch.Accept(), chunk(16, 32)],
         [ch.Accept(), chunk(0, 0, length=0)],
-        [ch.Accept(), ch.Chunk(0, 32, 16, 100, b"")],
+        [ch.Accept(), ch.Chunk(0, 0, 32, 16, 100, b"")],
         [ch.Accept(), chunk(0, 16, length=100)],
         [ch.Accept(), chunk(0, 16), chunk(16, 32)],
         [ch.Accept(), chunk(0, 16), chunk(32, 48, 1)],
@@ -768,6 +770,7 @@ def chunk(start: int, stop: int, index: int = 0, length: int | None = None, dige
         [ch.Accept(), chunk(0, 16, digests=b"1234567")],
         [ch.Accept(), chunk(0, 16), ch.End()],
         [ch.Accept(), chunk(0, 16), ch.Sent(1)],
+        [ch.Accept(), ch.Chunk(0, 1, 0, 16, 16 * 1536, b"")],
     ],
 )
 def test_a_producer_out_of_turn(pair: Pair, messages: list[ch.Message]) -> None:
@@ -800,7 +803,7 @@ def test_connecting_does_not_wait_for_the_whole_deadline(pair: Pair, monkeypatch
 
     monkeypatch.setattr(consumer_module, "DIAL_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        ticket, text = pair.ticket(60, channel=f"127.0.0.1:{deaf.getsockname()[1]}")
+        ticket, text = pair.ticket(60, channels=(f"127.0.0.1:{deaf.getsockname()[1]}",))
         pair.load(pair.order(ticket, text, THEIRS, TOKENS))
         assert failed(pair).code == "deadline_exceeded"
     pair.settle(ticket, None, "failed")

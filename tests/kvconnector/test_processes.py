@@ -24,20 +24,20 @@ PRODUCER = """
     print(side.epoch, side.endpoint.contract.ranks[0].channel, flush=True)
     ticket = verify(sys.stdin.readline().strip(), SECRET)
     side.endpoint.producer.open(ticket, b"prompt", 333)
-    side.endpoint.producer.fill(ticket.handoff, range(6), 200)
+    side.endpoint.producer.fill(ticket.handoff, (range(6),), 200)
     print("filled", flush=True)
     time.sleep(120)
 """
 CONSUMER = """
     import sys, time
     from loopback import HND, SECRET, make_side, start_others
-    from deeplink.kvconnector.consumer import Order
+    from deeplink.kvconnector.order import Order
     from deeplink.kvconnector.ticket import verify
     side = make_side("decode", HND, 128, seed=2, others=start_others(sys.argv[1]))
     print(side.epoch, flush=True)
     text = sys.stdin.readline().strip()
     ticket = verify(text, SECRET)
-    side.endpoint.consumer.load(Order("request", ticket, text, b"prompt", 0, 333, range(3)))
+    side.endpoint.consumer.load(Order("request", ticket, text, b"prompt", 0, 333, (range(3),)))
     time.sleep(120)
 """
 
@@ -51,12 +51,12 @@ def agreed(request: pytest.FixtureRequest) -> str:
 def claim(pair: Pair, peer: Child, seconds: float) -> Ticket:
     """The consumer here has half of what the producer there holds."""
     epoch, channel = peer.line().split()
-    ticket = Ticket(new_handoff(), epoch, pair.consumer.epoch, channel, int(seconds * 1000))
+    ticket = Ticket(new_handoff(), epoch, pair.consumer.epoch, (channel,), int(seconds * 1000))
     text = mint(ticket, SECRET)
     pair.load(pair.order(ticket, text, [3, 1, 8], TOKENS))
     peer.tell(text)
     assert peer.line() == "filled"
-    eventually(lambda: pair.consumer.endpoint.consumer._loads[ticket.handoff].tokens == 192, 20)
+    eventually(lambda: pair.consumer.endpoint.consumer._loads[ticket.handoff].tokens.get(0) == 192, 20)
     return ticket
 
 
@@ -101,7 +101,7 @@ def test_the_consumer_is_gone(make: Make, agreed: str, end: int) -> None:
     pair = make(producer={"others": start_others(agreed)}, consumer={"others": start_others(agreed)})
     ours: Side = pair.producer
     with child(CONSUMER, agreed) as peer:
-        ticket = Ticket(new_handoff(), ours.epoch, peer.line(), ours.endpoint.contract.ranks[0].channel, 60_000)
+        ticket = Ticket(new_handoff(), ours.epoch, peer.line(), (ours.endpoint.contract.ranks[0].channel,), 60_000)
         peer.tell(mint(ticket, SECRET))
         pair.open(ticket, TOKENS)
         pair.fill(ticket, range(6), 200)

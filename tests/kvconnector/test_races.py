@@ -15,6 +15,7 @@ from wires import InThread, eventually
 from deeplink.errors import PeerGone
 from deeplink.kvconnector import consumer as module
 from deeplink.kvconnector.pool import KEPT_PER_PEER, Pool
+from deeplink.kvconnector.serve import Serving
 from deeplink.kvconnector.transport.base import Link
 
 TOKENS = 333
@@ -29,16 +30,16 @@ def run(pair: Pair) -> None:
 def test_a_cancel_at_the_very_end_leaves_the_kept_channel_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The load has seen that it is not cancelled and is about to keep its channel: now the cancel comes."""
     consumer = pair.consumer.endpoint.consumer
-    slot = module._Load.cancelled
+    slot = module.Load.cancelled
     cancels = []
 
-    class Trapped(module._Load):
+    class Trapped(module.Load):
         __slots__ = ()
 
         @property
         def cancelled(self) -> bool:
             value: bool = slot.__get__(self)  # type: ignore[attr-defined]
-            if self.tokens == TOKENS and not cancels:
+            if sum(self.tokens.values()) == TOKENS and not cancels:
                 cancels.append(InThread(lambda: consumer.cancel(self.order.ticket.handoff)))
                 with contextlib.suppress(AssertionError):  # it may have to wait for us
                     cancels[0].join(0.3)
@@ -48,7 +49,7 @@ def test_a_cancel_at_the_very_end_leaves_the_kept_channel_alone(pair: Pair, monk
         def cancelled(self, value: bool) -> None:
             slot.__set__(self, value)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(module, "_Load", Trapped)
+    monkeypatch.setattr(module, "Load", Trapped)
     ticket, text = pair.ticket()
     pair.open(ticket, TOKENS)
     pair.load(pair.order(ticket, text, THEIRS, TOKENS))
@@ -81,23 +82,25 @@ def test_a_farewell_counts_although_the_peers_transport_is_gone(pair: Pair) -> N
     pair.settle(ticket, "aborted", "failed")
 
 
-def test_a_link_is_not_kept_when_the_handoff_ends_at_that_moment(pair: Pair) -> None:
+def test_a_link_is_not_kept_when_the_handoff_ends_at_that_moment(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever ends a handoff closes the links it finds there; one of those must not go to the pool."""
     producer = pair.producer.endpoint.producer
     ticket, text = pair.ticket()
 
-    class Trapped(set):  # type: ignore[type-arg]
-        def discard(self, link: Link) -> None:
-            producer.abort(ticket.handoff)
-            super().discard(link)
+    detach = Serving._detach
 
+    def trapped(serving: Serving, healthy: bool) -> None:
+        producer.abort(ticket.handoff)
+        detach(serving, healthy)
+
+    monkeypatch.setattr(Serving, "_detach", trapped)
     pair.open(ticket, TOKENS)
-    producer._open[ticket.handoff].links = Trapped()
     pair.load(pair.order(ticket, text, THEIRS, TOKENS))
     pair.fill(ticket, OURS, TOKENS)
     assert pair.outcome().reason is None  # all had landed
     pair.settle(ticket, "aborted", "loaded")
     assert producer._links.take(("tcp", pair.consumer.transport.address)) is None
+    monkeypatch.undo()
     run(pair)
 
 

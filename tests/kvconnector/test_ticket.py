@@ -13,16 +13,19 @@ from loopback import SECRET
 from deeplink.errors import TicketRefused
 from deeplink.kvconnector.ticket import MAX_TEXT, Ticket, mint, new_handoff, verify
 
-TICKET = Ticket("0123456789ab", "producer", "consumer", "10.0.0.1:4000", 30_000, 2)
+TICKET = Ticket("0123456789ab", "producer", "consumer", ("10.0.0.1:4000",), 30_000, 2)
 TEXT = mint(TICKET, SECRET)
 
 
 @given(
     st.builds(
         Ticket,
-        *[st.text(max_size=256)] * 4,  # type: ignore[arg-type]
+        *[st.text(max_size=256)] * 3,  # type: ignore[arg-type]
+        st.lists(st.text(max_size=256), min_size=1, max_size=9).map(tuple),
         st.integers(1, 86_400_000),
         st.integers(1, 64),
+        st.lists(st.lists(st.integers(0, 9), max_size=9).map(tuple), min_size=1, max_size=9).map(tuple),
+        st.lists(st.text(max_size=256), max_size=3).map(tuple),
     )
 )
 def test_round_trip(ticket: Ticket) -> None:
@@ -90,7 +93,11 @@ def test_garbage(garbage: object) -> None:
         {"claims": 0},
         {"claims": 65},
         {"handoff": "x" * 257},
-        {"channel": 7},
+        {"channels": 7},
+        {"channels": ()},
+        {"channels": ("x" * 257,)},
+        {"takes": ()},
+        {"takes": ((-1,),)},
     ],
 )
 def test_even_the_router_cannot_mint_nonsense(change: dict[str, object]) -> None:

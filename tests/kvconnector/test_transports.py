@@ -70,11 +70,13 @@ def test_a_claim_for_another_transport_is_refused(make: Make, shm: ShmTransport,
     pair.open(ticket, TOKENS)
     pair.fill(ticket, OURS, TOKENS)
     deadline = time.monotonic() + 10
-    channel = ch.Channel.connect(ticket.channel, SECRET, deadline)
+    channel = ch.Channel.connect(ticket.channels[0], SECRET, deadline)
     channel.send(ch.Hello(co.encode(pair.consumer.endpoint.contract)), deadline)
     assert isinstance(channel.receive(deadline), ch.Hello)
     address = pair.consumer.transport.address
-    channel.send(ch.Claim(text, b"prompt", 0, TOKENS, name, address), deadline)
+    channel.send(
+        ch.Claim(text, b"claim", b"prompt", (ch.Part(0, (0, 1, 2), (0, 2), 0, TOKENS),), name, address), deadline
+    )
     answer = channel.receive(deadline)
     assert isinstance(answer, ch.Fail)
     assert (answer.reason.field, answer.reason.ours, answer.reason.theirs) == ("transport", "shm", name)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deeplink.errors import ConfigError
-from deeplink.kvconnector.weights import SAMPLE_BYTES, fingerprint
+from deeplink.kvconnector.weights import INDEX, SAMPLE_BYTES, SAMPLES, examine, fingerprint
 
 Tensors = dict[str, np.ndarray]
 
@@ -150,10 +150,94 @@ def test_a_broken_file_is_named(tmp_path: Path, fault: str) -> None:
     assert caught.value.field == "model.weights"
 
 
-def test_no_files(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(ConfigError, match="holds no"):
+@pytest.mark.parametrize(
+    ("holds", "said"),
+    [
+        ((), "holds no"),
+        (("README.md",), "holds no"),
+        (("pytorch_model.bin",), "PyTorch pickle but no"),
+        (("consolidated.00.pth", "pytorch_model.bin"), "holds PyTorch pickle but no"),
+        (("model-q4.gguf",), "holds GGUF but no"),
+    ],
+)
+def test_a_checkpoint_without_safetensors_is_told_what_to_do(tmp_path: Path, holds: tuple[str, ...], said: str) -> None:
+    for name in holds:
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ConfigError, match=said) as caught:
         fingerprint(tmp_path)
+    assert caught.value.field == "model.weights"
+    assert "safetensors" in caught.value.remedy
+
+
+def test_a_single_file_and_a_name_of_a_hub_are_no_folders(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="GGUF"):
+        fingerprint(tmp_path / "model.gguf")
+    with pytest.raises(ConfigError, match="not a folder"):
+        fingerprint(Path("someone/model"))
+
+
+def indexed(path: Path, weight_map: dict[str, str]) -> Path:
+    (path / INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    return path
+
+
+def test_an_index_says_which_files_count(tmp_path: Path) -> None:
+    """Some checkpoints lie twice in one folder, as shards and consolidated; engines load what the index names."""
+    whole = tensors()
+    names = list(whole)
+    expected = fingerprint(folder(tmp_path / "plain", whole))
+    path = folder(tmp_path / "both", *split(whole, tuple(names[2:]), tuple(names[:2])))
+    shards = sorted(path.glob("*.safetensors"))
+    write(path / "consolidated.safetensors", whole)
+    assert fingerprint(path) != expected
+    weight_map = {name: shards[name in names[:2]].name for name in names}
+    assert fingerprint(indexed(path, weight_map)) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"more": "model-00001-of-00001.safetensors"}, "no file model-00001-of-00001"),
+        ({"more": "../a/model-00000-of-00001.safetensors"}, "no file"),
+        ({"more": ""}, "no file"),
+        ({"more": "x" * 300}, "no file x"),
+        ({"more": "a\0b"}, "no file"),
+        ({"more": "model-00000-of-00001.safetensors"}, "no tensor more"),
+    ],
+)
+def test_an_index_names_what_is_missing(tmp_path: Path, change: dict[str, str], said: str) -> None:
+    path = folder(tmp_path / "a", tensors())
+    weight_map = dict.fromkeys(tensors(), "model-00000-of-00001.safetensors")
+    with pytest.raises(ConfigError, match=said) as caught:
+        fingerprint(indexed(path, {**weight_map, **change}))
+    assert INDEX in str(caught.value)
+    assert "download" in caught.value.remedy
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 1}', '{"weight_map": {"a": 1}}', "[" * 100_000])
+def test_a_broken_index_is_named(tmp_path: Path, text: str) -> None:
+    path = folder(tmp_path / "a", tensors())
+    (path / INDEX).write_text(text)
+    with pytest.raises(ConfigError, match="not an index"):
+        fingerprint(path)
+
+
+def test_it_says_what_it_did_not_see(tmp_path: Path) -> None:
+    found = examine(folder(tmp_path / "a", tensors()))
+    sizes = [tensor.nbytes for tensor in tensors().values()]
+    seen = sum(min(size, SAMPLES * SAMPLE_BYTES) for size in sizes)
+    assert (found.tensors, found.size, found.sampled) == (5, sum(sizes), seen)
+    assert found.share == seen / sum(sizes)
+    assert f"{seen} of {sum(sizes)} bytes; not seen: the other {sum(sizes) - seen} bytes" in str(found)
+    assert fingerprint(tmp_path / "a") == found.text
+
+
+def test_a_change_between_the_samples_is_not_seen(tmp_path: Path) -> None:
+    """The limit that is stated, so that nobody takes the fingerprint for a checksum."""
+    whole, edited = tensors(), tensors()
+    edited["a.weight"].reshape(-1)[SAMPLE_BYTES // 4 + 10] += 1
+    assert fingerprint(folder(tmp_path / "a", whole)) == fingerprint(folder(tmp_path / "b", edited))
 
 
 def test_large_files_are_not_read_whole(tmp_path: Path) -> None:

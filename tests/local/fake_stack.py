@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             epoch=self.role,
             model=Model("Llama", 2, 100, "{}", "none", self.script.weights[self.role]),
             groups=(CacheGroup("full", (0, 1), 2, 16, "float32", block, LAYOUT),),
-            ranks=(Rank(0, 0, 0, (0, 2), "127.0.0.1:1", {"tcp": "127.0.0.1:2"}),),
+            ranks=(Rank(0, 0, 0, ((0, 2),), (0, 2), "127.0.0.1:1", {"tcp": "127.0.0.1:2"}),),
         )
 
     def _send(self, content: bytes, headers: dict[str, str] | None = None) -> None:

@@ -48,7 +48,7 @@ def make_contract(role: str, *, engine: str = "fake", channel: str = "127.0.0.1:
         epoch=secrets.token_hex(8),
         model=Model("Fake", 2, 100, "{}", "none", "f00d"),
         groups=(CacheGroup(**(sizes | group)),),
-        ranks=(Rank(0, 0, 0, (0, 2), channel, {"tcp": channel}),),
+        ranks=(Rank(0, 0, 0, ((0, 2),), (0, 2), channel, {"tcp": channel}),),
     )
 
 

@@ -58,7 +58,7 @@ def test_handoff_calls_prefill_then_decode_with_one_ticket() -> None:
             assert first.ticket.handoff == got.headers["x-deeplink-handoff"]
             assert first.ticket.producer == producer.contract.epoch
             assert first.ticket.consumer == consumer.contract.epoch
-            assert first.ticket.channel == "127.0.0.1:41"
+            assert first.ticket.channels == ("127.0.0.1:41",)
             assert first.ticket.milliseconds == 120_000
             assert first.body["max_tokens"] == 1
             assert first.body["stream"] is False

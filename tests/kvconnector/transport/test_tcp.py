@@ -8,17 +8,17 @@ import struct
 from collections.abc import Iterator
 
 import pytest
+import xxhash
 from wires import drain, eventually, soon
 
 from deeplink.errors import Refused
 from deeplink.kvconnector import wire
+from deeplink.kvconnector.transport import batch
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.tcp import PURPOSE, TcpTransport
 
 SECRET = b"a secret for tests only, 32 byte"
-COUNT = struct.Struct("<H")
-PART = struct.Struct("<16sQQ")
-FLUSH = COUNT.pack(0)
+SUM = struct.Struct("<Q")
 
 
 @pytest.fixture
@@ -26,6 +26,17 @@ def transport() -> Iterator[TcpTransport]:
     made = TcpTransport("127.0.0.1", SECRET)
     yield made
     made.close()
+
+
+def head(*parts: tuple[bytes, int, int], count: int | None = None) -> bytes:
+    """What announces `parts`, or says that there were `count` of them; without any it asks for an answer."""
+    packed = b"".join(batch.PART.pack(*part) for part in parts)
+    count = len(parts) if count is None else count
+    return batch.HEAD.pack(count, xxhash.xxh3_64_intdigest(struct.pack("<H", count) + packed)) + packed
+
+
+def checksum(data: bytes) -> bytes:
+    return SUM.pack(xxhash.xxh3_64_intdigest(data))
 
 
 def raw(transport: TcpTransport) -> socket.socket:
@@ -61,7 +72,7 @@ def test_bounds_are_checked_without_overflow(transport: TcpTransport, offset: in
     around = bytearray(b"." * 300)
     region = transport.register(memoryview(around)[100:200])
     with raw(transport) as sock:
-        sock.sendall(COUNT.pack(1) + PART.pack(region.key, offset, length) + b"x" * 64 + FLUSH)
+        sock.sendall(head((region.key, offset, length)) + b"x" * 64 + head())
         assert wire.receive(sock, 1, soon()) == b"\x01"
         assert f"bytes {offset} to".encode() in wire.receive(sock, wire.receive(sock, 2, soon())[0], soon())
     assert around == b"." * 300
@@ -69,7 +80,7 @@ def test_bounds_are_checked_without_overflow(transport: TcpTransport, offset: in
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"x" * 1000, COUNT.pack(1) + PART.pack(bytes(16), 0, 1) + b"x", COUNT.pack(1) + PART.pack(bytes(16), 1, 0)],
+    [b"x" * 1000, head((bytes(16), 0, 1)) + b"x", head((bytes(16), 1, 0)), head(count=513), head(count=65535)],
 )
 def test_garbage_ends_the_connection_alone(transport: TcpTransport, garbage: bytes) -> None:
     target = bytearray(4)
@@ -89,7 +100,7 @@ def test_withdrawn_while_it_is_written(transport: TcpTransport, sent: int) -> No
     target = bytearray(8000)
     region = transport.register(memoryview(target))
     with raw(transport) as sock:
-        sock.sendall(COUNT.pack(1) + PART.pack(region.key, 0, 8000) + b"x" * sent)
+        sock.sendall(head((region.key, 0, 8000)) + b"x" * sent)
         eventually(lambda: region.writers)  # type: ignore[attr-defined]
         eventually(lambda: target[:sent] == b"x" * sent)
         region.withdraw()

@@ -1,0 +1,209 @@
+"""One cache group as one rank holds it, and its chunks in staging.
+
+A chunk in staging is the rank's whole share of the group for some tokens: the scales first, if there are any for each
+token and head, then the elements, both ``[layer, kv, head, token, dim]``. A source may hold more than a target takes;
+what the target takes is, for each layer and for K and V, one run of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeplink.errors import LayoutError
+from deeplink.kvconnector import digest
+from deeplink.kvconnector.cache import Cache
+from deeplink.kvconnector.contract import CacheGroup
+from deeplink.kvconnector.convert import storage_dtype
+from deeplink.kvconnector.forms import SCHEMES, TOKEN_HEAD
+from deeplink.kvconnector.negotiate import SLIDING, STATE
+from deeplink.kvconnector.plan import TILE, Chunk
+from deeplink.kvconnector.recast import Packed, constants, recast
+
+Elements = npt.NDArray[Any]
+Range = tuple[int, int]
+_SCALE = np.dtype(np.float32)
+SCALES_AT = 1 << 15
+"""Added to a layer's number for the digests of its scales, so that they are not taken for those of its elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The form of a chunk: `dtype` elements of some layers (numbered as in the whole model) and heads."""
+
+    dtype: str
+    layers: tuple[int, ...]
+    kv: int
+    heads: Range
+    dim: int
+
+    @property
+    def vectors(self) -> int:
+        """Vectors per token."""
+        return len(self.layers) * self.kv * (self.heads[1] - self.heads[0])
+
+    @property
+    def token_bytes(self) -> int:
+        return self.vectors * (self.dim * storage_dtype(self.dtype).itemsize + self._scale_bytes)
+
+    @property
+    def _scale_bytes(self) -> int:
+        return _SCALE.itemsize if SCHEMES.get(self.dtype) == TOKEN_HEAD else 0
+
+    def length(self, tokens: int) -> int:
+        return tokens * self.token_bytes
+
+    def elements(self, memory: memoryview, tokens: int) -> Elements:
+        """The elements of a chunk in this form, as integers of their size."""
+        at = tokens * self.vectors * self._scale_bytes
+        return np.frombuffer(memory[at:], storage_dtype(self.dtype)).reshape(self._shape(tokens, self.dim))
+
+    def scales(self, memory: memoryview, tokens: int) -> npt.NDArray[np.float32] | None:
+        if not self._scale_bytes:
+            return None
+        at = tokens * self.vectors * self._scale_bytes
+        return np.frombuffer(memory[:at], np.float32).reshape(self._shape(tokens, 1))
+
+    def constants(self, producer: CacheGroup) -> npt.NDArray[np.float64]:
+        """The producer's scales for these layers; 1 where it has cast to a type that it has none for."""
+        scales = producer.scales if producer.dtype == self.dtype else None
+        return constants(scales, producer.layers, self.layers, self.kv)
+
+    def part(self, layers: Sequence[int], heads: Range) -> Wire:
+        return Wire(self.dtype, tuple(layers), self.kv, heads, self.dim)
+
+    def pieces(self, part: Wire, tokens: int) -> Iterator[Range]:
+        """Where a part's bytes are in a chunk of this form, in the part's own order; adjacent pieces are one."""
+        last: Range | None = None
+        row = 0
+        for size in (self._scale_bytes, self.dim * storage_dtype(self.dtype).itemsize):
+            head = tokens * size
+            width = (self.heads[1] - self.heads[0]) * head
+            start, stop = ((edge - self.heads[0]) * head for edge in part.heads)
+            for layer in part.layers if size else ():
+                for side in range(self.kv):
+                    at = row + (self.layers.index(layer) * self.kv + side) * width
+                    if last is not None and last[1] == at + start:
+                        last = last[0], at + stop
+                        continue
+                    if last is not None:
+                        yield last
+                    last = at + start, at + stop
+            row += tokens * self.vectors * size
+        if last is not None:
+            yield last
+
+    def digests(self, chunk: Chunk, memory: memoryview) -> digest.Tiles:
+        """Those of the elements and then, if there are any, of the scales: ``[layer (of both), kv, head, tile]``."""
+        planes = [(self.elements(memory, chunk.tokens), 0), (self.scales(memory, chunk.tokens), SCALES_AT)]
+        return np.concatenate(
+            [
+                digest.tiles(chunk, plane[first : first + count], layer + offset, self.heads[0])
+                for plane, offset in planes
+                if plane is not None
+                for first, layer, count in _runs(self.layers)
+            ]
+        )
+
+    def part_of(self, digests: digest.Tiles, part: Wire) -> digest.Tiles:
+        """The digests of a part, from those of this form."""
+        start, stop = (edge - self.heads[0] for edge in part.heads)
+        places = [self.layers.index(layer) for layer in part.layers]
+        planes = range(0, digests.shape[0], len(self.layers))
+        return digests[[plane + place for plane in planes for place in places], :, start:stop]
+
+    def _shape(self, tokens: int, dim: int) -> tuple[int, ...]:
+        return len(self.layers), self.kv, self.heads[1] - self.heads[0], tokens, dim
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`layers` are the numbers of the layers this rank holds, in the order of its arrays, and `heads` those of its
+    heads. `scales` has the scales of `values`, where each token and head has its own. The arrays stay the engine's."""
+
+    spec: CacheGroup
+    layers: tuple[int, ...]
+    heads: Range
+    values: Cache
+    scales: Cache | None = None
+
+    def __post_init__(self) -> None:
+        caches = [self.values, *([self.scales] if self.scales else [])]
+        if any(c.depth != len(self.layers) or c.bound.heads != self.heads[1] - self.heads[0] for c in caches):
+            raise LayoutError(
+                f"a cache that has not the layers {self.layers} and heads {self.heads} it is said to have"
+            )
+        if (self.scales is not None) != (SCHEMES.get(self.spec.dtype) == TOKEN_HEAD):
+            raise LayoutError(f"a cache of {self.spec.dtype} with or without scales, against its type", field="scales")
+
+    def wire(self, dtype: str = "") -> Wire:
+        """The form in which all that this rank has of the group is staged."""
+        bound = self.values.bound
+        return Wire(dtype or self.spec.dtype, self.layers, bound.kv, self.heads, bound.head_dim)
+
+    def offered(self, tokens: int) -> Range:
+        """Which tokens of a prompt are handed over: a sliding window drops the others, a state is one record."""
+        if self.spec.kind == STATE:
+            return 0, 1
+        if self.spec.kind == SLIDING:
+            return max(0, tokens - self.spec.window) // TILE * TILE, tokens
+        return 0, tokens
+
+    def wanted(self, start: int, stop: int) -> Range:
+        """Which tokens are needed to go on at token `stop`, when those before `start` are there; empty if none."""
+        if self.spec.kind == STATE:
+            return 0, min(1, stop - start)
+        if self.spec.kind == SLIDING:
+            return max(start, min(stop, stop + 1 - self.spec.window)), stop
+        return start, stop
+
+    def stage(self, table: Sequence[int], chunk: Chunk, memory: memoryview, dtype: str) -> None:
+        """Copy the chunk's tokens out of the blocks, cast to `dtype`. The caller vouches that nobody writes to them."""
+        wire = self.wire(dtype)
+        if dtype == self.spec.dtype:
+            self.values.gather(table, chunk, wire.elements(memory, chunk.tokens))
+            if self.scales is not None and (scales := wire.scales(memory, chunk.tokens)) is not None:
+                self.scales.gather(table, chunk, scales.view(self.scales.dtype))
+            return
+        own = np.empty(self.values.wire_shape(chunk.tokens), self.values.dtype)
+        self.values.gather(table, chunk, own)
+        source = Packed(self.spec.dtype, own, constants(self.spec.scales, self.spec.layers, self.layers, wire.kv))
+        target = Packed(dtype, wire.elements(memory, chunk.tokens), token_scales=wire.scales(memory, chunk.tokens))
+        recast(source, target, (self.layers[0], self.heads[0], chunk.start))
+
+    def land(
+        self, wire: Wire, memory: memoryview, producer: CacheGroup, arrived: Chunk, table: Sequence[int], chunk: Chunk
+    ) -> None:
+        """Copy tokens `chunk` of what has `arrived` in form `wire` into the blocks, cast to the group's own type.
+
+        `producer` is the group it comes from. The caller owns the blocks.
+        """
+        places = [self.layers.index(layer) for layer in wire.layers]
+        heads = wire.heads[0] - self.heads[0], wire.heads[1] - self.heads[0]
+        values = self.values.part(places, heads)
+        scales = self.scales.part(places, heads) if self.scales is not None else None
+        given = wire.constants(producer)
+        own = constants(self.spec.scales, self.spec.layers, wire.layers, wire.kv)
+        source = Packed(wire.dtype, wire.elements(memory, arrived.tokens), given, wire.scales(memory, arrived.tokens))
+        if wire.dtype == self.spec.dtype and np.array_equal(given, own):
+            target = source
+        else:
+            target = Packed(self.spec.dtype, np.empty(values.wire_shape(arrived.tokens), values.dtype), own)
+            if scales is not None:
+                target = replace(target, token_scales=np.empty(scales.wire_shape(arrived.tokens), np.float32))
+            recast(source, target, (wire.layers[0], wire.heads[0], arrived.start))
+        values.scatter(target.elements, arrived.start, table, chunk)
+        if scales is not None and target.token_scales is not None:
+            scales.scatter(target.token_scales.view(scales.dtype), arrived.start, table, chunk)
+
+
+def _runs(layers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Consecutive numbers together: the place of the first, its number, and how many they are."""
+    for _, run in groupby(enumerate(layers), lambda item: item[1] - item[0]):
+        first, *rest = run
+        yield *first, 1 + len(rest)

@@ -1,0 +1,69 @@
+"""A chunk from one element type to another, with whatever scales either of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deeplink.errors import LayoutError
+from deeplink.kvconnector import casting, quantize
+from deeplink.kvconnector.cast import between
+from deeplink.kvconnector.contract import Scales
+
+Constants = npt.NDArray[np.float64]
+"""Scales that are constant per layer and K or V: ``[L, S]``."""
+
+
+def constants(scales: Scales | None, of: Sequence[int], layers: Sequence[int], kv: int) -> Constants:
+    """The scales of some `layers`, from those stated for the layers `of`; all 1 where there are none."""
+    if scales is None or not scales.values:
+        return np.ones((len(layers), kv))
+    stated = np.asarray(scales.values, np.float64).reshape(-1, 2)
+    return stated[[of.index(layer) for layer in layers], :kv]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The elements of a chunk ``[L, S, H, T, D]`` of type `dtype`, with the scales that go with them."""
+
+    dtype: str
+    elements: npt.NDArray[Any]
+    constants: Constants = field(default_factory=lambda: np.ones((1, 1)))
+    token_scales: npt.NDArray[np.float32] | None = None
+
+
+def recast(source: Packed, target: Packed, origin: casting.Origin) -> None:
+    """Write what `source` means into `target`. `origin` (layer, head, token) says where in the model the chunk begins.
+
+    Raises CastRefused, before anything is written, for a value that the target does not have.
+    """
+    ratio = 1.0
+    if target.token_scales is None and source.token_scales is None:
+        ratios = source.constants / target.constants
+        ratio = float(ratios.flat[0]) if (ratios == ratios.flat[0]).all() else 1.0
+    cast = between(source.dtype, target.dtype, ratio)
+    if cast is None:
+        raise LayoutError(f"nothing casts {source.dtype} to {target.dtype}", field="dtype")
+    if target.token_scales is not None:
+        quantize.quantize(cast, source.elements, target.elements, target.token_scales, origin=origin)
+        target.token_scales[...] *= _per_row(source.constants)
+    elif source.token_scales is not None:
+        scales = np.ascontiguousarray(source.token_scales / _per_row(target.constants))
+        quantize.dequantize(cast, source.elements, scales, target.elements, origin=origin)
+    else:
+        casting.apply(
+            cast,
+            source.elements,
+            target.elements,
+            source_scale=source.constants,
+            target_scale=target.constants,
+            origin=origin,
+        )
+
+
+def _per_row(constants: Constants) -> npt.NDArray[np.float32]:
+    return constants.astype(np.float32)[:, :, None, None, None]

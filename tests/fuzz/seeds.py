@@ -1,0 +1,130 @@
+"""What fuzzing begins with: real messages, and texts of every kind that is understood."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import msgspec
+from loopback import AMX, HND, NHD, NZ, SECRET, SLOTS, VEC, make_contract, make_group
+from targets import KEY
+
+from deeplink.errors import Reason
+from deeplink.kvconnector import channel, contract, ticket
+from deeplink.kvconnector.catalogue import LAYOUTS
+from deeplink.kvconnector.contract import Scales, local_address
+from deeplink.kvconnector.handoff import Record
+from deeplink.kvconnector.wire import MAGIC
+
+PLAIN = make_contract("p", "prefill", make_group(VEC, 64), channel="127.0.0.1:1", tcp="127.0.0.1:2")
+LOCAL = make_contract("d", "both", make_group(HND, 128), channel="[::1]:3", shm=local_address("host.1", "a"), tcp="h:4")
+_fp8 = msgspec.structs.replace(
+    make_group(NHD, 16, "float8_e4m3fn"), scales=Scales("tensor", (0.5, 0.25, 1.0, 2.0, 1e-3, 3.5))
+)
+_int8 = msgspec.structs.replace(
+    make_group(SLOTS, 1, "int8"), layers=(3,), scales=Scales("token-head", (), "block token head (kv dim)")
+)
+_sliding = msgspec.structs.replace(make_group(HND, 32, "float16"), layers=(4, 5), kind="sliding", window=128)
+CONTRACTS = [
+    PLAIN,
+    LOCAL,
+    msgspec.structs.replace(
+        make_contract("e", "decode", _fp8, channel="h:1", tcp="h:2"),
+        groups=(_fp8, _int8, _sliding),
+        ranks=tuple(
+            msgspec.structs.replace(
+                PLAIN.ranks[0], tp=rank, heads=((rank, rank + 1), (0, 2), (rank, rank + 1)), layers=(0, 6)
+            )
+            for rank in range(2)
+        ),
+        casts=("bfloat16->float16", "*->int8"),
+    ),
+]
+TICKET = ticket.Ticket(
+    "0" * 24, "p", "d", ("127.0.0.1:1", "127.0.0.1:3"), 60_000, 2, takes=((0,), (0, 1)), wire=("float16",)
+)
+MESSAGES: list[channel.Message] = [
+    channel.Hello(contract.encode(CONTRACTS[0])),
+    channel.Claim(
+        ticket.mint(TICKET, SECRET),
+        b"c" * 12,
+        b"p" * 16,
+        (channel.Part(0, (0, 1, 2), (0, 2), 0, 100), channel.Part(1, (3,), (0, 1), 64, 100)),
+        "tcp",
+        "127.0.0.1:2",
+    ),
+    channel.Accept(),
+    channel.Chunk(0, 1, 0, 64, 1 << 20, b"d" * 64),
+    channel.Grant(0, b"k" * 16),
+    channel.Sent(1),
+    channel.Landed(2),
+    channel.End(),
+    channel.Fail(Reason("peer_gone", "why", "field", "a", "b", "do this")),
+    channel.Quit(Reason("aborted", "left")),
+    channel.Ask("0" * 24),
+    channel.Cancel("0" * 24),
+    channel.Answer(Record("0" * 24, "producer", "failed", Reason("a", "b"), 1, 2, 3.5, "f" * 16), 1, 2, 3, 4, {"a": 5}),
+]
+BODIES: list[object] = [
+    {
+        "model": "m",
+        "prompt": "a \u2028 \ud83d\ude00",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "n": 2,
+    },
+    {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 9, "logprobs": True, "top_logprobs": 2},
+    {"prompt": [[1, 2], [3]], "echo": True, "logprobs": 0, "best_of": 3, "max_tokens": 0, "min_tokens": 1},
+    {"prompt": "x", "kv_transfer_params": {"deeplink": {}}, "vllm_xargs": {"kv_transfer_params": {}, "a": 1}},
+]
+STREAM = b': hi\n\ndata: {"a": 1}\n\ndata: {"error": {"message": "m"}}\r\n\r\nid: 1\rdata: x\r\rdata: [DONE]\n\n'
+
+
+def _frame(data: bytes) -> bytes:
+    return struct.pack("<I", len(data)) + data
+
+
+def _push(*parts: tuple[int, int], data: bytes = b"") -> bytes:
+    return struct.pack("<H", len(parts)) + b"".join(struct.pack("<16sQQ", KEY, *part) for part in parts) + data
+
+
+def _safetensors(header: object, data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+_LAYOUTS = [VEC, AMX, NHD, HND, NZ, SLOTS, "block token dim", "dim 512+64 | block token dim"]
+_LAYOUTS += list(LAYOUTS.values())
+_MESSAGES = [msgspec.msgpack.encode(message) for message in MESSAGES]
+_PUSHES = [
+    _push((0, 8), data=b"8 bytes.") + _push(),
+    _push((0, 4), (4088, 8), (64, 0), data=b"x" * 12) + _push(),
+    _push((4090, 8)),
+    _push((1 << 63, 1 << 63)),
+    _push(),
+]
+_TENSORS: dict[str, object] = {
+    "a": {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]},
+    "b": {"dtype": "BF16", "shape": [2000], "data_offsets": [8, 4008]},
+    "__metadata__": {"format": "pt"},
+}
+
+SEEDS: dict[str, list[bytes]] = {
+    "contract_bytes": [contract.encode(each) for each in CONTRACTS],
+    "contract_json": [contract.to_json(each) for each in CONTRACTS],
+    "channel_message": _MESSAGES,
+    "channel_frame": [b"".join(map(_frame, _MESSAGES)), _frame(_MESSAGES[0])],
+    "greeting": [MAGIC + b"n" * 16 + b"m" * 32, MAGIC],
+    "ticket_text": [ticket.mint(TICKET, b"another secret, also of 32 bytes").encode(), b"AAAA", b""],
+    "ticket_body": [msgspec.msgpack.encode(TICKET)],
+    "layout_text": [struct.pack("<BHHB", heads, 576, 32, 3) + text.encode() for text in _LAYOUTS for heads in (1, 2)],
+    "consent": [b"bfloat16->float16", b"*->float8_e4m3fnuz", b" int8 -> float32 "],
+    "tcp_parts": _PUSHES,
+    "shm_parts": _PUSHES,
+    "router_body": [json.dumps(each).encode() for each in BODIES]
+    + [b'{"\\u006bv_transfer_params":1,"kv_transfer_params":{},"kv_transfer_params":2}', b'{"a":1e999,"b":NaN}'],
+    "events": [bytes([step]) + STREAM for step in (0, 3, 200)],
+    "checkpoint": [_safetensors(_TENSORS, b"d" * 4008), _safetensors({}, b"")],
+    "checkpoint_index": [json.dumps({"weight_map": {"a": "model.safetensors"}}).encode()],
+}
+"""By the name of the target."""

@@ -1,0 +1,259 @@
+"""Everything that parses bytes from outside, as functions of bytes. Each returns, whatever it is given.
+
+What a parser may raise is a DeeplinkError, or the subclass it documents; anything else, and any broken property of
+what it let through, comes out of these functions as the exception that it is. That is a finding.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import socket
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import msgspec
+from loopback import NHD, SECRET, make_contract, make_group
+
+from deeplink.errors import (
+    ConfigError,
+    DeeplinkError,
+    InvalidRequest,
+    LayoutError,
+    ProtocolError,
+    Refused,
+    TicketRefused,
+)
+from deeplink.kvconnector import channel, contract, ticket, weights, wire
+from deeplink.kvconnector.cast import between, parse_consent
+from deeplink.kvconnector.compare import compare
+from deeplink.kvconnector.layout import ELEMENTS, Layout
+from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
+from deeplink.kvconnector.transport import answer
+from deeplink.kvconnector.transport.base import Transport
+from deeplink.kvconnector.transport.shm import ShmTransport
+from deeplink.kvconnector.transport.tcp import TcpTransport
+from deeplink.router import body, sse
+
+Target = Callable[[bytes], None]
+
+
+def contract_bytes(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError, Refused):
+        _usable(contract.decode(data))
+
+
+def contract_json(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        _usable(contract.from_json(data))
+
+
+def _usable(found: contract.Contract) -> None:
+    """Whatever a peer states, both sides and the router get an answer about it, and can show and store it."""
+    assert contract.decode(contract.encode(found)) == found
+    assert contract.from_json(contract.to_json(found)) == found
+    twin = msgspec.structs.replace(found, epoch=f"{found.epoch[:8]}'")
+    for pair in ((found, found), (found, twin), (known(), found), (found, known())):
+        assert isinstance(negotiate(*pair), (Agreement, Refusal))
+        str(compare(*pair))
+    for name in found.casts:
+        with contextlib.suppress(ConfigError):
+            parse_consent(name)
+
+
+@cache
+def known() -> contract.Contract:
+    group = make_group(NHD, 16, "bfloat16")
+    return make_contract("known", "both", group, channel="127.0.0.1:1", tcp="127.0.0.1:2")
+
+
+def channel_message(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        message = channel.decode(data)
+        assert channel.decode(msgspec.msgpack.encode(message)) == message
+
+
+def channel_frame(data: bytes) -> None:
+    """What arrives on a channel's socket, until the peer leaves."""
+    with _sent(data) as ours, contextlib.suppress(DeeplinkError):
+        talk = channel.Channel(ours)
+        while True:
+            talk.receive(time.monotonic() + 1)
+
+
+def greeting(data: bytes) -> None:
+    """A peer that does not know the secret does not get in, whatever it says."""
+    for server in (True, False):
+        with _sent(data) as ours:
+            try:
+                wire.greet(ours, SECRET, "fuzz", server=server, deadline=time.monotonic() + 1)
+            except DeeplinkError:
+                continue
+        raise AssertionError("a peer without the secret was let in")
+
+
+def ticket_text(data: bytes) -> None:
+    with contextlib.suppress(TicketRefused):
+        ticket.verify(data.decode("latin-1"), SECRET)
+        raise AssertionError("a ticket that nobody minted")
+
+
+def ticket_body(data: bytes) -> None:
+    """As if the router's secret had leaked: the body behind a right MAC."""
+    text = base64.urlsafe_b64encode(ticket._mac(data, SECRET) + data).decode()
+    with contextlib.suppress(TicketRefused):
+        found = ticket.verify(text, SECRET)
+        assert ticket.verify(ticket.mint(found, SECRET), SECRET) == found
+
+
+def layout_text(data: bytes) -> None:
+    """Four sizes of a byte or two each, then a layout."""
+    sizes = struct.unpack("<BHHB", data[:6].ljust(6, b"\0"))
+    text = data[6:].decode("utf-8", "replace")
+    with contextlib.suppress(LayoutError):
+        layout = Layout.parse(text)
+        assert Layout.parse(str(layout)) == layout
+        heads, head_dim, block_size, blocks = sizes
+        bound = layout.bind(heads=heads, head_dim=head_dim, block_size=block_size, blocks=blocks)
+        assert sum(map(bound.elements, range(bound.tensors))) == blocks * bound.kv * heads * head_dim * block_size
+
+
+def consent(data: bytes) -> None:
+    with contextlib.suppress(ConfigError):
+        found = parse_consent(data.decode("utf-8", "replace"))
+        assert parse_consent(str(found)) == found
+        assert any(found.covers(cast) for source in ELEMENTS if (cast := between(source, found.target)))
+
+
+GUARD = b"\xa5" * 64
+KEY = b"KKKKKKKKKKKKKKKK"
+"""Stands for the key of the region, which the peer was given."""
+REGION = 4096
+PATIENCE = answer.BODY_SECONDS
+
+
+@cache
+def _transport(name: str) -> Transport:
+    return TcpTransport("127.0.0.1", SECRET) if name == "tcp" else ShmTransport("", SECRET)
+
+
+def _parts(name: str, data: bytes) -> None:
+    """What an admitted peer pushes reaches the region that it has the key of, and nothing beside it."""
+    transport = _transport(name)
+    memory = bytearray(GUARD + bytes(REGION) + GUARD)
+    region = transport.register(memoryview(memory)[len(GUARD) : -len(GUARD)])
+    try:
+        with _sent(data.replace(KEY, region.key)) as ours, contextlib.suppress(DeeplinkError):
+            # Nobody reads the answers; one that finds the socket's buffer full would wait for as long.
+            answer.BODY_SECONDS = 0.05
+            transport._serve(ours)  # type: ignore[attr-defined]
+    finally:
+        answer.BODY_SECONDS = PATIENCE
+        region.withdraw()
+    assert memory.startswith(GUARD)
+    assert memory.endswith(GUARD)
+
+
+def tcp_parts(data: bytes) -> None:
+    _parts("tcp", data)
+
+
+def shm_parts(data: bytes) -> None:
+    _parts("shm", data)
+
+
+@contextlib.contextmanager
+def _sent(data: bytes):  # type: ignore[no-untyped-def]
+    """Our end of a connection on which the peer has sent `data`, and left without reading."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            theirs.sendall(data)
+        theirs.shutdown(socket.SHUT_WR)
+        yield ours
+
+
+def router_body(data: bytes) -> None:
+    """What the engines are sent is JSON again, and holds no ticket but the router's."""
+    try:
+        found = body.parse(data)
+    except InvalidRequest:
+        return
+    for chat in (True, False):
+        assert isinstance(body.obstacle(found, chat=chat), str)
+        with contextlib.suppress(InvalidRequest):
+            ours = json.loads(body.prefill(found, "T", chat=chat))
+            assert ours.pop(body.PARAMS) == body.params("produce", "T")
+            assert ours["stream"] is False
+            _no_ticket(ours)
+    ours = json.loads(body.decode(found, "T"))
+    assert ours.pop(body.PARAMS) == body.params("consume", "T")
+    _no_ticket(ours)
+    assert isinstance(found.stream, bool)
+
+
+def _no_ticket(fields: dict[str, object]) -> None:
+    extra = fields.get("vllm_xargs")
+    assert body.PARAMS not in fields
+    assert not (isinstance(extra, dict) and body.PARAMS in extra)
+
+
+def events(data: bytes) -> None:
+    """An engine's stream, cut where the first byte says: nothing is lost, changed or held back at the end."""
+    step, stream = 1 + data[0] if data else 1, data[1:]
+    whole = sse.Events()
+    passed = [whole.feed(stream[at : at + step]) for at in range(0, len(stream), step)]
+    assert b"".join([*passed, whole.end()]) == stream
+    for part in passed:
+        found = sse.error_in(sse.first_data(part))
+        assert found is None or isinstance(found, dict)
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    shared = Path("/dev/shm")
+    return tempfile.TemporaryDirectory(prefix="deeplink-fuzz-", dir=shared if shared.is_dir() else None)
+
+
+def checkpoint(data: bytes) -> None:
+    """A file that calls itself safetensors: named as broken, or read within its bounds."""
+    path = Path(_folder().name) / "model.safetensors"
+    path.write_bytes(data)
+    with contextlib.suppress(ConfigError):
+        assert 0 <= weights.examine(path.parent).share <= 1
+
+
+def checkpoint_index(data: bytes) -> None:
+    folder = Path(_folder().name) / "indexed"
+    folder.mkdir(exist_ok=True)
+    (folder / weights.INDEX).write_bytes(data)
+    with contextlib.suppress(ConfigError):
+        weights.examine(folder)
+
+
+TARGETS: dict[str, Target] = {
+    target.__name__: target
+    for target in (
+        contract_bytes,
+        contract_json,
+        channel_message,
+        channel_frame,
+        greeting,
+        ticket_text,
+        ticket_body,
+        layout_text,
+        consent,
+        tcp_parts,
+        shm_parts,
+        router_body,
+        events,
+        checkpoint,
+        checkpoint_index,
+    )
+}
