@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 
 from deeplink import secret as secrets
 from deeplink.config import Config
-from deeplink.doctor import exchange, kit
-from deeplink.doctor.exchange import Answering, Kit, Meeting
+from deeplink.doctor import calling, exchange, kit
+from deeplink.doctor.answering import Answering
+from deeplink.doctor.exchange import Kit, Meeting
 from deeplink.doctor.model import Finding, Section, reason_of
 from deeplink.doctor.subject import Subject
 from deeplink.doctor.transports import describe, judge
@@ -54,7 +55,9 @@ def examine(subject: Subject, peer: str) -> Section:
         with kit.started(config, plugins, secret, subject.effort) as ours:
             meeting = _call(config, secret, host, port, ours)
             return Section(name, tuple(findings(meeting, ours)))
-    except (ConfigError, PeerGone, DeadlineExceeded, ProtocolError) as exc:
+    except ConfigError as exc:
+        return Section(name, (Finding("peer", "unknown", "nothing was tried", exc.reason()),))
+    except (PeerGone, DeadlineExceeded, ProtocolError) as exc:
         return Section(name, (Finding("peer", "unknown", "nothing was tried", reason_of(exc, LISTEN)),))
     except DeeplinkError as exc:
         return Section(name, (Finding("peer", "failed", "nothing was tried", exc.reason()),))
@@ -66,7 +69,7 @@ def _call(config: Config, secret: bytes, host: str, port: int, ours: Kit) -> Mee
     try:
         tls = kit.load_tls(config)
         sock = wire.greet(sock, secret, exchange.PURPOSE, server=False, deadline=deadline, tls=tls)
-        return exchange.call(sock, ours)
+        return calling.call(sock, ours)
     finally:
         sock.close()
 
@@ -112,14 +115,14 @@ def apart(
             place(theirs[name]),
         )
         return Finding(name, "off", "not between these two", reason)
-    ours_is, theirs_is = (
-        "on" if name in running else off[name].message if name in off else "not there"
-        for running, off in ((ours, our_off), (theirs, their_off))
-    )
-    remedies = [off[name].remedy for running, off in ((ours, our_off), (theirs, their_off)) if name in off]
-    where = "on one of the two hosts only" if name in ours or name in theirs else "on neither host"
+    sides = ((ours, our_off), (theirs, their_off))
+    states = ["on" if name in on else off[name].message if name in off else "not there" for on, off in sides]
+    if "on" not in states:
+        return Finding(name, "off", "on neither host", facts={"ours": states[0], "theirs": states[1]})
+    remedies = [off[name].remedy for _, off in sides if name in off]
     remedy = next((remedy for remedy in remedies if remedy), "install it on both hosts")
-    return Finding(name, "off", where, Reason("contract_refused", "not used", name, ours_is, theirs_is, remedy))
+    reason = Reason("contract_refused", f"{name} runs on one of the two hosts only", name, states[0], states[1], remedy)
+    return Finding(name, "off", "not between these two", reason)
 
 
 @contextlib.contextmanager

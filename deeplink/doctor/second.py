@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from typing import IO
 
 from deeplink.config import Config
 from deeplink.doctor import exchange, kit
+from deeplink.doctor.answering import Answering
 from deeplink.doctor.subject import Effort
 from deeplink.errors import LocalError
 from deeplink.kvconnector.listener import Listener
@@ -27,6 +29,7 @@ from deeplink.plugins import load_plugins
 HOST = "127.0.0.1"
 START_SECONDS = 60.0
 END_SECONDS = 10.0
+LAST_SECONDS = 1.0
 SHOWN = 500
 """Of what it said last, characters."""
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from deeplink.doctor.second import main; main()"
@@ -42,10 +45,20 @@ class Second:
 
     def last_words(self) -> str:
         """How it ended, if it has, and what it said last."""
-        code = self.process.poll()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(LAST_SECONDS)
+        code = self.process.returncode
         self.said.seek(0)
         tail = self.said.read()[-SHOWN:].strip()
-        return (f"the second process ended with {code}; " if code is not None else "") + (tail or "it said nothing")
+        how = "" if code is None else f"the second process ended with {_named(code)}; "
+        return how + (f"it said last: {tail}" if tail else "it said nothing")
+
+
+def _named(code: int) -> str:
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # not by a signal
+        return f"exit code {code}"
 
 
 @contextlib.contextmanager
@@ -103,7 +116,7 @@ def main() -> None:
     order = json.loads(sys.stdin.readline())
     config, secret = Config.model_validate(order["config"]), bytes.fromhex(order["secret"])
     with kit.started(config, load_plugins(), secret, Effort(order["size"], order["seconds"])) as ours:
-        listener = Listener(HOST, secret, exchange.PURPOSE, exchange.Answering(ours, lambda meeting: None).serve)
+        listener = Listener(HOST, secret, exchange.PURPOSE, Answering(ours, lambda meeting: None).serve)
         print(listener.address, file=answers, flush=True)
         sys.stdin.read()
         listener.close()

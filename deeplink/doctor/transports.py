@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from deeplink.config import Config
-from deeplink.doctor import exchange, kit, second
+from deeplink.doctor import calling, exchange, kit, second
 from deeplink.doctor.exchange import Kit, Meeting
 from deeplink.doctor.model import Finding, Section, Standing
 from deeplink.doctor.subject import Effort, Subject
@@ -40,14 +40,21 @@ def _findings(config: Config, plugins: Plugins, effort: Effort) -> Iterator[Find
             for name, transport in ours.transports.running.items():
                 yield _judge(name, transport, meeting)
             for name, problem in ours.transports.failed.items():
-                # A ConfigError says that the transport knows why it is not for this host; others are accidents.
-                standing: Standing = "off" if isinstance(problem, ConfigError) else "failed"
-                yield Finding(name, standing, "not used", ours.off[name], {"usable": False})
+                yield Finding(name, _standing(problem), "not used", ours.off[name], {"usable": False})
             if not ours.transports.running:
                 nothing = ConfigError("no transport works here, so no engine can start here", field="transports")
                 yield Finding("all", "failed", reason=nothing.reason())
     except ConfigError as exc:
         yield Finding("all", "unknown", "not tried", exc.reason())
+
+
+def _standing(problem: Exception) -> Standing:
+    """A ConfigError says that the transport knows why it is not for this host; anything else is an accident."""
+    if not isinstance(problem, ConfigError):
+        return "failed"
+    cause = problem.__cause__
+    broken = isinstance(cause, ImportError) and not isinstance(cause, ModuleNotFoundError)
+    return "warning" if broken else "off"  # what is installed was meant to be used
 
 
 def _try(config: Config, secret: bytes, effort: Effort, ours: Kit) -> Meeting | Reason:
@@ -60,7 +67,7 @@ def _try(config: Config, secret: bytes, effort: Effort, ours: Kit) -> Meeting | 
             sock = wire.connect(other.address, deadline)
             try:
                 sock = wire.greet(sock, secret, exchange.PURPOSE, server=False, deadline=deadline)
-                meeting = exchange.call(sock, ours)
+                meeting = calling.call(sock, ours)
             finally:
                 sock.close()
             if meeting.broken is not None:
@@ -99,7 +106,7 @@ def judge(name: str, trials: Sequence[Trial], facts: dict[str, Any], meeting: Me
 def _kind(facts: dict[str, Any]) -> str:
     reach = "across hosts" if facts["cross_host"] else "within this host"
     trust = "authenticated" if facts["authenticated"] else "trusts the fabric"
-    return f"{reach}, {trust}, {'/'.join(facts['memory'])}, at {facts['address']}"
+    return f"{reach}, {trust}, {'/'.join(facts['memory'])}, at {facts['place'] or facts['address']}"
 
 
 def describe(transport: Transport) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import mmap
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -103,21 +102,25 @@ def attempt(action: Callable[[], T]) -> T | Reason:
         return reason_of(exc)
 
 
-def out_of_reach(address: str, sock: socket.socket) -> Refused | None:
-    """The error for a transport of the peer at the other end of `sock` whose address means another host from here."""
+def out_of_reach(address: str, here: str, there: str) -> Refused | None:
+    """The error for a transport of a peer whose address would mean this host. `here` and `there` are the two IP
+    addresses of the connection to that peer."""
     host = address.rpartition(":")[0].strip("[]")
-    if place(address) or sock.getsockname()[0] == sock.getpeername()[0]:
-        return None
-    try:
-        found = ipaddress.ip_address(host)
-        own = found.is_loopback or found.is_unspecified
-    except ValueError:  # a name
-        own = host == "localhost"
-    if not own:
+    if place(address) or here == there or _own(there) or not _own(host):
         return None
     return Refused(
         "the other host's transport says that it is at an address which means this host here",
         field="kv.host",
+        ours=f"reached it at {there}",
         theirs=host,
-        remedy=f"set host under [kv] in deeplink.toml there, maybe to {sock.getpeername()[0]}",
+        remedy=f"set host under [kv] in deeplink.toml there, maybe to {there}",
     )
+
+
+def _own(host: str) -> bool:
+    """Whether every host means itself by it."""
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:  # a name
+        return host == "localhost"
+    return found.is_loopback or found.is_unspecified
