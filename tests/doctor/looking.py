@@ -47,6 +47,10 @@ class Listening:
         self.address = found[1]
         return self.address
 
+    def came(self) -> None:
+        """Returns when one more doctor was here."""
+        assert "was here" in self._line()
+
     def result(self) -> tuple[int, dict[str, Any]]:
         out, err = self.process.communicate(timeout=SECONDS)
         assert "Traceback" not in err, err

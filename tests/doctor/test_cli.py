@@ -121,6 +121,7 @@ def test_until_it_is_interrupted() -> None:
         address = made.wait()
         for _ in range(2):
             assert run(f"--peer-host={address}").exit_code == 0
+            made.came()
         made.process.send_signal(2)
         code, told = made.result()
     finally:
