@@ -26,8 +26,11 @@ from deeplink.doctor.exchange import (
     Taking,
     Took,
 )
+from deeplink.doctor.trial import Trial
 from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Reason
 from deeplink.kvconnector.transport.base import Region
+
+_AWAY = "at the other end: "
 
 
 class Answering:
@@ -61,12 +64,12 @@ class Answering:
         ours = exchange.hello(self._kit)
         theirs = exchange.checked(exchange.expect(sock, Hello, ANSWER_SECONDS))
         exchange.send(sock, ours)
-        meeting = Meeting(theirs)
+        meeting = Meeting(theirs, exchange.addresses(sock)[1])
         length, seconds = exchange.effort(ours, theirs)
         try:
             while not isinstance(question := exchange.receive(sock, 2 * (seconds + 2 * ANSWER_SECONDS)), Done):
                 meeting.trying = self._answer(sock, theirs, question, length, seconds)
-            meeting.trials += question.trials
+            meeting.trials += [_seen_from_here(trial) for trial in question.trials]
         except DeeplinkError as exc:
             meeting.broken = exc.reason()
             raise
@@ -128,8 +131,12 @@ class Answering:
         return Gave(sent, pushed.seconds, pushed.connecting)
 
 
+def _seen_from_here(trial: Trial) -> Trial:
+    return trial if trial.reason is None else msgspec.structs.replace(trial, reason=_theirs(trial.reason))
+
+
 def _theirs(reason: Reason) -> Reason:
-    """What went wrong here, as the other side is to read it."""
-    return msgspec.structs.replace(
-        reason, message=f"at the other end: {reason.message}", ours=reason.theirs, theirs=reason.ours
-    )
+    """What the one end says went wrong, as the other is to read it."""
+    message = reason.message
+    told = message[len(_AWAY) :] if message.startswith(_AWAY) else _AWAY + message
+    return msgspec.structs.replace(reason, message=told, ours=reason.theirs, theirs=reason.ours)

@@ -31,13 +31,14 @@ def call(sock: socket.socket, kit: Kit) -> Meeting:
     """
     ours = exchange.hello(kit)
     exchange.send(sock, ours)
-    meeting = Meeting(exchange.checked(exchange.expect(sock, Hello, ANSWER_SECONDS)))
-    length, seconds = exchange.effort(ours, meeting.theirs)
+    theirs = exchange.checked(exchange.expect(sock, Hello, ANSWER_SECONDS))
+    meeting = Meeting(theirs, exchange.addresses(sock)[1])
+    length, seconds = exchange.effort(ours, theirs)
     try:
-        for name in exchange.in_common(ours.transports, meeting.theirs.transports):
+        for name in exchange.in_common(ours.transports, theirs.transports):
             meeting.trying = name
             for one in (_outward, _inward):
-                meeting.trials.append(one(sock, kit, meeting.theirs, name, length, seconds))
+                meeting.trials.append(one(sock, kit, theirs, name, length, seconds))
         exchange.send(sock, Done(tuple(meeting.trials)))
     except DeeplinkError as exc:
         meeting.broken = exc.reason()

@@ -30,7 +30,7 @@ from deeplink.kvconnector.transport.start import Transports
 
 PURPOSE = "doctor"
 VERSION = 1
-MAX_FRAME = 256 << 10
+MAX_FRAME = 1 << 20
 MAX_SECONDS = 600.0
 ANSWER_SECONDS = 10.0
 """For an answer that needs no transfer, and what is added to one that does."""
@@ -108,10 +108,11 @@ class Kit:
 
 @dataclass(slots=True)
 class Meeting:
-    """How it went, for both ends. `broken` says why not everything that could be tried was, and `trying` what it was
-    that broke off."""
+    """How it went, for both ends. `address` is the peer's IP address; `broken` says why not everything that could be
+    tried was, and `trying` what it was that broke off."""
 
     theirs: Hello
+    address: str
     trials: list[Trial] = field(default_factory=list)
     broken: Reason | None = None
     trying: str = ""

@@ -77,8 +77,9 @@ def _call(config: Config, secret: bytes, host: str, port: int, ours: Kit) -> Mee
 def findings(meeting: Meeting, ours: Kit) -> Iterator[Finding]:
     """What the meeting showed, for either end of it: every transport that one of the two has."""
     theirs = meeting.theirs
-    facts = {"host": theirs.host, "deeplink": theirs.deeplink}
-    yield Finding("peer", "works", f"{theirs.host}, deeplink {theirs.deeplink}, the same secret", facts=facts)
+    facts = {"host": theirs.host, "address": meeting.address, "deeplink": theirs.deeplink}
+    text = f"{theirs.host} at {meeting.address}, deeplink {theirs.deeplink}, the same secret"
+    yield Finding("peer", "works", text, facts=facts)
     running = ours.transports.running
     common = list(exchange.in_common(ours.transports.addresses, theirs.transports))
     for name in common:

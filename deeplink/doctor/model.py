@@ -14,6 +14,8 @@ Standing = Literal["works", "off", "warning", "failed", "unknown"]
 """`off` is not here, or not asked for, and nothing is wrong with that; `warning` works for all that is known, but
 someone should look; `unknown` could not be tried."""
 WORKS, FAILED, UNKNOWN = 0, 1, 2
+MAX_MESSAGE = 2000
+"""Characters. Some libraries answer with a page of usage."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -52,4 +54,4 @@ def reason_of(problem: Exception, remedy: str = "") -> Reason:
         reason = problem.reason()
     else:
         reason = Reason(type(problem).__name__, str(problem) or repr(problem))
-    return msgspec.structs.replace(reason, remedy=reason.remedy or remedy)
+    return msgspec.structs.replace(reason, message=reason.message[:MAX_MESSAGE], remedy=reason.remedy or remedy)

@@ -15,7 +15,7 @@ from deeplink.doctor.exchange import Kit, Meeting
 from deeplink.doctor.model import Finding, Section, Standing
 from deeplink.doctor.subject import Effort, Subject
 from deeplink.doctor.trial import Trial
-from deeplink.errors import ConfigError, DeeplinkError, Reason
+from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, Reason
 from deeplink.kvconnector import wire
 from deeplink.kvconnector.contract import place
 from deeplink.kvconnector.transport.base import Transport
@@ -90,17 +90,27 @@ def _judge(name: str, transport: Transport, meeting: Meeting | Reason) -> Findin
 def judge(name: str, trials: Sequence[Trial], facts: dict[str, Any], meeting: Meeting) -> Finding:
     """What the two trials of a transport, there and back, come to."""
     facts = {**facts, "trials": [as_facts(trial) for trial in trials]}
+    went = ", ".join(_went(trial) for trial in trials)
     for trial in trials:
         if trial.reason is not None:
-            where = "there" if trial.outward else "back"
-            return Finding(name, "failed", f"the self-test failed on the way {where}", trial.reason, facts)
+            return Finding(name, "failed", f"the self-test: {went}", _advised(trial.reason), facts)
     if len(trials) < 2:
         standing: Standing = "failed" if meeting.trying == name else "unknown"
         text = "the self-test broke off" if meeting.trying == name else "not tried, as the self-test broke off before"
         return Finding(name, standing, text, meeting.broken, facts)
-    rates = ", ".join(f"{trial.rate:.2f} GB/s {'there' if trial.outward else 'back'}" for trial in trials)
     size = f"{trials[0].length >> 20} MiB each way, digests equal"
-    return Finding(name, "works", f"{rates} ({size}); {_kind(facts)}", facts=facts)
+    return Finding(name, "works", f"{went} ({size}); {_kind(facts)}", facts=facts)
+
+
+def _went(trial: Trial) -> str:
+    way = "there" if trial.outward else "back"
+    return f"failed {way}" if trial.reason is not None else f"{trial.rate:.3g} GB/s {way}"
+
+
+def _advised(reason: Reason) -> Reason:
+    if reason.code != DeadlineExceeded.code or reason.remedy:
+        return reason
+    return msgspec.structs.replace(reason, remedy="if the link is just slow: more --seconds, or less --size")
 
 
 def _kind(facts: dict[str, Any]) -> str:

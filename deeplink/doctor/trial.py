@@ -14,7 +14,7 @@ import numpy as np
 from xxhash import xxh3_64_hexdigest
 
 from deeplink.doctor.model import reason_of
-from deeplink.errors import DeeplinkError, Reason, Refused
+from deeplink.errors import Reason, Refused
 from deeplink.kvconnector.contract import Name, place
 from deeplink.kvconnector.transport.base import Push, Transport
 
@@ -96,8 +96,6 @@ def attempt(action: Callable[[], T]) -> T | Reason:
     """What `action` returns, or why it failed."""
     try:
         return action()
-    except DeeplinkError as exc:
-        return exc.reason()
     except Exception as exc:  # noqa: BLE001 - a plugin's transport may raise anything, and saying so is the doctor's work
         return reason_of(exc)
 
