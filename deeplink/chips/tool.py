@@ -9,6 +9,7 @@ import selectors
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -97,4 +98,6 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    _wait(process, _REAP_SECONDS)  # one that the kernel holds is reaped by a later Popen, once it ends
+    if _wait(process, _REAP_SECONDS) is None:
+        # The kernel may hold it for long, as with a driver that hangs; a thread of its own sees it end, or never.
+        threading.Thread(target=process.wait, name="deeplink-reap", daemon=True).start()
