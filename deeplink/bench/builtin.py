@@ -2,8 +2,8 @@
 
 The connector itself needs an engine around it, so the library is driven here as its pull worker (vLLM 0.32) drives it:
 an agent with its default of 4 threads and their polling, both caches registered as they are, a list of descriptors
-prepared once per side for all blocks, and per request one READ of the block list with a notification, looked at until it
-is done. What it does not do: check the bytes, convert between layouts, or keep the peer out of its cache.
+prepared once per side for all blocks, and per request one READ of the block list with a notification, looked at until
+it is done. What it does not do: check the bytes, convert between layouts, or keep the peer out of its cache.
 
 The mark is the row `shm_4096x32k` of the same run: our handoff of as many blocks, without digests.
 """
@@ -58,9 +58,7 @@ def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row | Skipped]:
                 raise RuntimeError(f"NIXL: {state}")
             agent.release_xfer_handle(handle)
 
-        best = take_turns(
-            {"builtin": read, "ours": ours.hand_over}, scale.rounds, [there.pid, ours.there.pid]
-        )
+        best = take_turns({"builtin": read, "ours": ours.hand_over}, scale.rounds, [there.pid, ours.there.pid])
         # Each block there is full of its number, so a wrong one shows.
         if not np.array_equal(cache.reshape(count, block)[to, 0], (from_ % 251).astype(np.uint8)):
             raise RuntimeError("NIXL has not read the blocks that were asked for")

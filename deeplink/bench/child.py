@@ -13,8 +13,9 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
 
 START_SECONDS = 60.0
 
@@ -29,15 +30,27 @@ class ChildFailed(RuntimeError):
 class Child:
     """`program` is ``module:function``; the function gets `arguments` and returns what answers questions.
 
-    It has this process's import path, and is in the network namespace of the thread that makes it.
+    It is in the network namespace of the thread that makes it, and has the interpreter and the import path of this
+    process unless it is given others.
     """
 
-    def __init__(self, program: str, *arguments: str) -> None:
-        path = f"import sys; sys.path[:] = {sys.path!r}; from deeplink.bench.child import serve; serve(*sys.argv[1:])"
+    def __init__(
+        self,
+        program: str,
+        *arguments: str,
+        python: Path | None = None,
+        path: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        log: IO[str] | None = None,
+    ) -> None:
+        before = f"sys.path.insert(0, {str(path)!r})" if path else f"sys.path[:] = {sys.path!r}"
+        code = f"import sys; {before}; from deeplink.bench.child import serve; serve(*sys.argv[1:])"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", path, program, *arguments],
+            [python or sys.executable, "-c", code, program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **(environ or {})},
             text=True,
         )
 

@@ -196,7 +196,7 @@ def decode(shape: str) -> Answer:
     def answer(question: Message) -> Message:
         act: dict[str, Callable[[], Message]] = {
             "contract": lambda: {"contract": contracts.to_json(engine.contract).decode()},
-            "load": lambda: _none(engine.load(question["ticket"], question["table"])),
+            "load": lambda: _load(engine, question),
             "loaded": lambda: {"reason": engine.loaded(question["deadline"]), "at": time.monotonic()},
             "checksum": lambda: {"checksum": engine.checksum(question["table"])},
             "stages": lambda: _stages(stages, question["on"]),
@@ -206,7 +206,8 @@ def decode(shape: str) -> Answer:
     return answer
 
 
-def _none(nothing: None) -> Message:
+def _load(engine: Engine, question: Message) -> Message:
+    engine.load(question["ticket"], question["table"])
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Whole handoffs, from the blocks of one process to those of another, as the rows that say "blocks to blocks" time them."""
+"""Whole handoffs, from the blocks of one process to those of another."""
 
 from __future__ import annotations
 

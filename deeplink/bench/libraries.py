@@ -4,7 +4,8 @@
 library's own calls on lists that are there already, with nothing said to the peer: for NIXL one transfer, for
 Mooncake its batch call, 1000 pieces at a time, which is what its queue holds.
 
-Both write into memory as a bytearray has it: what numpy allocates has huge pages, to which NIXL writes 1.6 times faster.
+Both write into memory as a bytearray has it: what numpy allocates has huge pages, to which NIXL writes 1.6 times
+faster.
 """
 
 from __future__ import annotations

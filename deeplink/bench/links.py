@@ -57,12 +57,8 @@ def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row | Skipped]:
 def _speeds(wanted: list[str], name: str, line: Line, scale: Scale) -> Iterator[Row]:
     with between(line) as net, ExitStack() as stack:
         made = stack.enter_context(_pair(net, scale))
-        run, other = stack.enter_context(
-            plain_socket(made.bytes, net.b.address, net.a.entered(), net.b.entered())
-        )
-        best = take_turns(
-            {"socket": run, "handoff": made.hand_over}, scale.rounds, [made.there.pid, other.pid]
-        )
+        run, other = stack.enter_context(plain_socket(made.bytes, net.b.address, net.a.entered(), net.b.entered()))
+        best = take_turns({"socket": run, "handoff": made.hand_over}, scale.rounds, [made.there.pid, other.pid])
         speed = {label: found.per_second(made.bytes * 8 / 1e6) for label, found in best.items()}
         breakdown = made.breakdown()
         cost = _cost(best["handoff"], made.bytes)

@@ -41,8 +41,8 @@ def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row]:
         with ExitStack() as stack:
             pairs: dict[str, Pair] = {}
             for name in names:
-                each = shape(scale, *ROWS[name])
-                pairs[name] = stack.enter_context(pair(each, each))
+                side = shape(scale, *ROWS[name])
+                pairs[name] = stack.enter_context(pair(side, side))
             others = [each.there.pid for each in pairs.values()]
             mark, run, extra = _mark(stack, transport, pairs[names[0]])
             actions = {mark: run, **{name: each.hand_over for name, each in pairs.items()}}

@@ -110,7 +110,7 @@ def between(line: Line) -> Iterator[Net]:
             end.run("ip", "link", "set", "lo", "up")
             end.run("ip", "address", "add", f"{end.address}/24", "dev", DEVICE)
             end.run("ip", "link", "set", DEVICE, "mtu", str(line.mtu), "txqueuelen", "2000", "up")
-        yield Net(*ends, relay)
+        yield Net(ends[0], ends[1], relay)
 
 
 def _new(undo: contextlib.ExitStack) -> int:

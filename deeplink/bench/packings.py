@@ -52,7 +52,9 @@ def filled(packing: str, size: Size, table: Sequence[int]) -> Filled:
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/wire.npy", wire)
         np.save(f"{folder}/table.npy", np.array(table))
-        path = f"import sys; sys.path[:] = {sys.path!r}; from deeplink.bench.packings import write; write(*sys.argv[1:])"
+        path = (
+            f"import sys; sys.path[:] = {sys.path!r}; from deeplink.bench.packings import write; write(*sys.argv[1:])"
+        )
         command = [sys.executable, "-c", path, packing, folder, str(size.block)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)

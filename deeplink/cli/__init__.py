@@ -9,6 +9,7 @@ import click
 from deeplink import __version__
 
 COMMANDS = {
+    "bench": "how fast this machine hands over KV caches, beside what it could do",
     "contract": "what an engine states, and whether two engines can hand over",
     "demo": "two unlike vLLM engines and a router on this machine, from nothing",
     "router": "serve one OpenAI endpoint in front of the engines in deeplink.toml",
