@@ -58,7 +58,9 @@ def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row | Skipped]:
                 raise RuntimeError(f"NIXL: {state}")
             agent.release_xfer_handle(handle)
 
-        best = take_turns({"builtin": read, "ours": ours.hand_over}, scale.rounds, [there.pid, ours.there.pid])
+        best = take_turns(
+            {"builtin": read, "ours": ours.hand_over}, loopback.ROUNDS * scale.rounds, [there.pid, ours.there.pid]
+        )
         # Each block there is full of its number, so a wrong one shows.
         if not np.array_equal(cache.reshape(count, block)[to, 0], (from_ % 251).astype(np.uint8)):
             raise RuntimeError("NIXL has not read the blocks that were asked for")

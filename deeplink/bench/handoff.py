@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
-from deeplink.bench.child import Child, child
+from deeplink.bench.child import Child, child, cpu_seconds
 from deeplink.bench.engine import SECRET, Engine, Shape, encode
 from deeplink.bench.stages import Stages
 from deeplink.kvconnector import contract as contracts
@@ -67,14 +67,16 @@ class Pair:
             raise Failed("the blocks that arrived are not those that were handed over")
 
     def breakdown(self) -> dict[str, float]:
-        """Of one more handoff, the seconds that each step took, and the whole."""
+        """Of one more handoff, the seconds that each step took and that its threads ran, and the same of the whole."""
         self.there.ask(do="stages", on=True)
         self._stages.begin()
+        before = cpu_seconds([self.there.pid])
         try:
             whole = self.hand_over()
+            cpu = cpu_seconds([self.there.pid]) - before
         finally:
             spent = self._stages.end()
-        return {"whole": whole, **spent, **self.there.ask(do="stages", on=False)["stages"]}
+        return {"whole": whole, "whole cpu": cpu, **spent, **self.there.ask(do="stages", on=False)["stages"]}
 
 
 @contextmanager

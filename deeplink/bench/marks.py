@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import numpy as np
+import numpy.typing as npt
 
 from deeplink.bench.child import Answer, Child, Message, child
 
@@ -18,13 +19,14 @@ RING = 4 << 20
 SEND = 1 << 20
 SECONDS = 120.0
 
+Bytes = npt.NDArray[np.uint8]
 
-def through_shared(block: int, ours: Sequence[int], theirs: Sequence[int]) -> Callable[[], None]:
-    """Blocks of `block` bytes, numbered as in `ours` and `theirs`: each is copied into a shared segment and out of it
-    again, one after the other, by one thread. The call has made the memory; it is touched by the first run."""
-    size = block * len(ours)
-    source = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    target = np.empty(size, np.uint8)
+
+def through_shared(
+    source: Bytes, target: Bytes, block: int, ours: Sequence[int], theirs: Sequence[int]
+) -> Callable[[], None]:
+    """Blocks of `block` bytes: each of those that `ours` numbers is copied into a shared segment and out of it again,
+    to where `theirs` says, one after the other, by one thread."""
     segment = np.frombuffer(mmap.mmap(-1, max(RING, block)), np.uint8)
 
     def run() -> None:

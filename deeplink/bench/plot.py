@@ -56,12 +56,12 @@ def draw(result: dict[str, Any], target: Path) -> None:
     places = range(len(made))
     axes.barh(places, [bar.length for bar in made], color=[bar.color for bar in made], height=0.7)
     for place, bar in zip(places, made, strict=True):
-        axes.text(bar.length + 0.01, place, bar.label, va="center", fontsize=7)
+        axes.text(max(bar.length, bar.goal or 0.0) + 0.01, place, bar.label, va="center", fontsize=7)
         if bar.goal is not None:
             axes.plot([bar.goal] * 2, [place - 0.45, place + 0.45], color="black", linewidth=1.5)
     axes.set_yticks(places, [bar.name for bar in made], fontsize=8)
-    axes.invert_yaxis()
     axes.set_xlabel("ratio to the mark of the same run; the line is the goal (resume_resent: at most)")
-    axes.set_xlim(0, max([1.1, *(bar.length + 0.3 for bar in made)]))
+    axes.set_xlim(0, max([1.3, *(bar.length + 0.3 for bar in made)]))
+    axes.set_ylim(len(made) - 0.4, -0.6)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(target, metadata={"Date": None})

@@ -30,7 +30,9 @@ def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row]:
             ours, theirs = (replace(base, tp=size) for size in SIZES[name])
             pairs[name] = stack.enter_context(pair(ours, theirs))
         others = [each.there.pid for each in pairs.values()]
-        best = take_turns({name: each.hand_over for name, each in pairs.items()}, scale.rounds, others)
+        best = take_turns(
+            {name: each.hand_over for name, each in pairs.items()}, loopback.ROUNDS * scale.rounds, others
+        )
         gigabytes = base.bytes / 1e9
         equal = min(("1 to 1", "2 to 2"), key=lambda name: best[name].seconds)
         for name in names:
