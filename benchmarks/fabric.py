@@ -1,11 +1,12 @@
 """Pushes by one-sided libraries under kvconnector, beside the same library driven directly in the same run.
 
-    python benchmarks/fabric.py [--json] [--rounds N] [--only nixl|mooncake]
+    make fabric; .venv/bin/python benchmarks/fabric.py [--json] [--save] [--rounds N] [--only nixl|mooncake]
 
 Into another process on this host: 4096 pieces of 32 KiB to scattered places, in one push; and 16 chunks of 8 MiB, a
 push each, as a handoff makes them. Driven directly means its own calls on lists that are there already, with nothing
 said to the peer: for NIXL one transfer per list, for Mooncake its batch call, 1000 pieces at a time. The two take
-turns, and the best round of each counts. UCX_TLS chooses what NIXL goes over.
+turns, and the best round of each counts. UCX_TLS chooses what NIXL goes over. Mooncake needs libibverbs.so.1 on the
+loader's path; `make fabric` may have put it under .venv/fabric.
 
 A push costs 0.1 to 0.2 ms of conversation, which is 12 % of what NIXL takes to copy 8 MiB within a host, and nothing
 beside a network; so the chunks have no goal.
@@ -24,7 +25,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from rows import Row, machine
+from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink.errors import ConfigError
 from deeplink.kvconnector.transport import nixl
@@ -149,22 +150,26 @@ CASES = {"4096x32k": "", "16x8m": "_16x8m"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--save", action="store_true", help="write benchmarks/results/fabric.json and README.md's table"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=LIBRARIES)
     arguments = parser.parse_args()
     about = machine()
-    rows = []
+    rows: list[Row] = []
     for name in [arguments.only] if arguments.only else LIBRARIES:
         try:
             rows += measure(name, arguments.rounds)
         except ConfigError as exc:
             print(f"{name} is left out: {exc}", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps({"machine": about, "rows": [row.as_json() for row in rows]}, indent=2))
-        return
-    for row in rows:
-        print(f"{row.name:20} {row.value:6.2f} {row.unit}   {row.mark_name} {row.mark:.2f}   {row.ratio:5.2f}")
+    result: dict[str, Any] = {"machine": about, "rows": [row.as_json() for row in rows]}
+    if arguments.save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "fabric.json").write_text(json.dumps(result, indent=2) + "\n")
+        write_table("fabric", result)
+    print(json.dumps(result, indent=2) if arguments.json else table(result["rows"]))
 
 
 def measure(name: str, rounds: int) -> list[Row]:

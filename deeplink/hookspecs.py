@@ -24,7 +24,8 @@ def deeplink_register_transports(register: Callable[[str, Callable[..., Transpor
     """Call ``register(name, factory)``; ``factory(host, secret)`` starts the transport on this host.
 
     Since 0.1. Called in every engine process that holds a KV cache. A factory that raises leaves its transport out of
-    what the engine offers to peers; the reason is logged.
+    what the engine offers to peers; the reason is logged. One whose attribute `capabilities` says that the transport
+    does not authenticate is called only with ``trust = "fabric"``.
     """
 
 

@@ -75,7 +75,7 @@ def between(source: str, target: str, ratio: float = 1.0) -> Cast | None:
     if source in FORMATS and target in FORMATS:
         return _floating(source, target, ratio)
     if source in FORMATS and target == INTEGER:
-        bound = "error at most 1/254 of the largest magnitude of the same token and head; refuses infinities and NaN"
+        bound = "error at most 0.394 % of the largest magnitude of the same token and head; refuses infinities and NaN"
         return Cast(source, target, False, bound, 0.0, SMALLEST_SCALE, row=ROW)
     if source == INTEGER and target in FORMATS:
         # Code minus zero and its product with the scale are each rounded to float32, the result to the target.

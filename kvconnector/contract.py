@@ -15,7 +15,7 @@ Wire versions:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -35,6 +35,8 @@ Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+Scale = Annotated[float, msgspec.Meta(gt=0, lt=2.0**128)]
+"""What a float32 can hold; never NaN, which is not equal to itself and has no JSON."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -61,7 +63,7 @@ class Scales(msgspec.Struct, frozen=True):
     """
 
     scheme: Name
-    values: Annotated[tuple[float, ...], msgspec.Meta(max_length=8192)] = ()
+    values: Annotated[tuple[Scale, ...], msgspec.Meta(max_length=8192)] = ()
     layout: Text = ""
     dtype: Name = "float32"
 
@@ -131,6 +133,30 @@ class Contract(msgspec.Struct, frozen=True):
     @property
     def consumes(self) -> bool:
         return self.role in ("decode", "both")
+
+
+def merged(contracts: Sequence[Contract]) -> Contract:
+    """One contract for all ranks of an engine, from those of each, in the order in which tickets count them.
+
+    A rank states the layers it holds; the engine has those of all its ranks.
+    """
+    first = contracts[0]
+    groups = zip(*(contract.groups for contract in contracts), strict=True)
+    ranks = tuple(rank for contract in contracts for rank in contract.ranks)
+    return msgspec.structs.replace(first, groups=tuple(map(_merged_group, groups)), ranks=ranks)
+
+
+def _merged_group(groups: Sequence[CacheGroup]) -> CacheGroup:
+    values: dict[int, tuple[float, ...]] = {}
+    for group in groups:
+        stated = group.scales.values if group.scales else ()
+        values |= {layer: stated[2 * place : 2 * place + 2] for place, layer in enumerate(group.layers)}
+    layers = tuple(sorted(values))
+    scales = groups[0].scales
+    if scales is not None:
+        flat = tuple(value for layer in layers for value in values[layer])
+        scales = msgspec.structs.replace(scales, values=flat)
+    return msgspec.structs.replace(groups[0], layers=layers, scales=scales)
 
 
 _LOCAL = "local:"

@@ -56,7 +56,8 @@ def problem(group: CacheGroup) -> tuple[str, str]:
 
 def conversion(ours: CacheGroup, theirs: CacheGroup) -> Conversion | None:
     """From a producer's group to a consumer's, both without `problem`; None when no cast leads there."""
-    common = [layer for layer in ours.layers if layer in theirs.layers]
+    held = set(theirs.layers)
+    common = [layer for layer in ours.layers if layer in held]
     ratios = sorted({a / b for a, b in zip(_constants(ours, common), _constants(theirs, common), strict=True)})
     found = [cast for ratio in ratios if (cast := casts.between(ours.dtype, theirs.dtype, ratio)) is not None]
     if not found:
@@ -71,5 +72,5 @@ def _constants(group: CacheGroup, layers: Sequence[int]) -> list[float]:
     """The constant scales of these layers, K and V in turn; 1 where there are none."""
     if group.scales is None or not group.scales.values:
         return [1.0, 1.0] * len(layers)
-    places = [group.layers.index(layer) for layer in layers]
-    return [value for place in places for value in group.scales.values[2 * place : 2 * place + 2]]
+    places = {layer: 2 * place for place, layer in enumerate(group.layers)}
+    return [value for layer in layers for value in group.scales.values[places[layer] : places[layer] + 2]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deeplink.errors import ConfigError, LayoutError, Refused
@@ -15,6 +15,8 @@ from deeplink.kvconnector.layout import RECORDS, Bound, Layout
 
 FULL, SLIDING, STATE = "full", "sliding", "state"
 KINDS = (FULL, SLIDING, STATE)
+MAX_UNLIKE = 8
+"""Data-parallel replicas are usually all alike; each kind of one engine is paired with each of the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def refusals(producer: Contract, consumer: Contract, *, whole: bool = True) -> I
         ours, theirs = getattr(producer.model, name), getattr(consumer.model, name)
         if ours != theirs:
             yield Refusal(f"model.{name}", str(ours), str(theirs), "serve the same checkpoint on both engines")
-    groups = list(_group_refusals(producer, consumer))
+    groups = list(_group_refusals(producer, consumer, whole=whole))
     yield from groups
     yield from _rank_refusals(producer, consumer, whole=whole and not groups)
     if not all(_transports(producer, consumer)):
@@ -101,19 +103,20 @@ def refusals(producer: Contract, consumer: Contract, *, whole: bool = True) -> I
         )
 
 
-def _group_refusals(producer: Contract, consumer: Contract) -> Iterator[Refusal]:
+def _group_refusals(producer: Contract, consumer: Contract, *, whole: bool) -> Iterator[Refusal]:
     for side in (producer, consumer):
         if len(_layers(side)) < sum(len(group.layers) for group in side.groups):
             counts = str(len(producer.groups)), str(len(consumer.groups))
             yield Refusal(
                 "groups", counts[0], counts[1], "a layer belongs to one cache group; this contract has one in two"
             )
+            return  # pairs of groups with layers in common could be as many as both have groups, multiplied
     understood = True
     for index in range(max(len(producer.groups), len(consumer.groups))):
         for refusal in _one_by_one(index, producer.groups[index : index + 1], consumer.groups[index : index + 1]):
             understood = False
             yield refusal
-    for index in range(max(len(producer.groups), len(consumer.groups))):
+    for index in range(max(len(producer.groups), len(consumer.groups)) if whole else 0):
         sides = [side.groups[index].layers if index < len(side.groups) else () for side in (producer, consumer)]
         if not (set(sides[0]) <= _layers(consumer) and set(sides[1]) <= _layers(producer)):
             remedy = "serve the same layers of the model on both engines"
@@ -197,8 +200,12 @@ def _rank_refusals(producer: Contract, consumer: Contract, *, whole: bool) -> It
             )
     if not whole:
         return
-    for ours in _unlike(producer):
-        for theirs in _unlike(consumer):
+    kinds = [list(_unlike(side)) for side in (producer, consumer)]
+    if max(map(len, kinds)) > MAX_UNLIKE:
+        yield Refusal("ranks", *counts, f"an engine has at most {MAX_UNLIKE} kinds of data-parallel replicas")
+        return
+    for ours in kinds[0]:
+        for theirs in kinds[1]:
             _, missing = shares.takes(producer, consumer, ours, theirs)
             if missing:
                 yield Refusal("ranks", counts[0], counts[1], f"no rank of the prefill engine has {missing}")
@@ -254,9 +261,14 @@ def transport(ours: Rank, theirs: Rank) -> str:
 
 
 def _transports(producer: Contract, consumer: Contract) -> Iterator[str]:
-    for ours in producer.ranks:
-        for theirs in consumer.ranks:
+    for ours in _reached(producer):
+        for theirs in _reached(consumer):
             yield transport(ours, theirs)
+
+
+def _reached(contract: Contract) -> Iterable[Rank]:
+    """One rank of each kind as to where its transports reach; usually all are of one kind, or there is one per host."""
+    return {tuple((name, place(at)) for name, at in rank.transports.items()): rank for rank in contract.ranks}.values()
 
 
 def _describe(contract: Contract) -> str:

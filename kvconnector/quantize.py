@@ -18,6 +18,7 @@ import numpy.typing as npt
 from deeplink.errors import CastRefused, LayoutError
 from deeplink.kvconnector.cast import SMALLEST_SCALE, Cast
 from deeplink.kvconnector.casting import BLOCK, Origin, accept, agree, convert
+from deeplink.kvconnector.codes import decode
 from deeplink.kvconnector.convert import Elements
 from deeplink.kvconnector.elements import FORMATS, INTEGER
 
@@ -39,11 +40,14 @@ def quantize(
     if not source_LSHTD.size:
         return
     accept(cast, source_LSHTD.reshape(-1), 1.0, 0, source_LSHTD.shape, origin, finite=True)
+    of = FORMATS[cast.source]
     codes, out, scales = _rows(source_LSHTD), _rows(target_LSHTD).view(np.int8), scales_LSHT1.reshape(-1, 1)
     for rows in _blocks(codes):
+        # Magnitudes are in the order of their codes, and integers of 16 bits or 8 are compared several times as fast.
+        largest = (codes[rows] & codes.dtype.type(of.sign - 1)).max(axis=1, keepdims=True)
+        scale = decode(largest, of).astype(np.float32) / np.float32(STEPS)
+        scales[rows] = np.maximum(scale, np.float32(SMALLEST_SCALE))
         values = _float32(cast.source, codes[rows])
-        largest = np.maximum(values.max(axis=1, keepdims=True), -values.min(axis=1, keepdims=True))
-        scales[rows] = np.maximum(largest / np.float32(STEPS), np.float32(SMALLEST_SCALE))
         values /= scales[rows]
         np.rint(values, out=values)
         np.copyto(out[rows], values, casting="unsafe")

@@ -53,11 +53,13 @@ class Needs:
         """What a producer rank that holds this has of it; from now on that is covered."""
         found: dict[tuple[int, int, Range], list[int]] = {}
         for ours, (layers, has) in enumerate(held):
-            for (theirs, layer), missing in self._missing.items():
+            for (theirs, layer), missing in list(self._missing.items()):
                 if layer in layers:
                     for heads in _common(missing, has):
                         found.setdefault((ours, theirs, heads), []).append(layer)
                     self._missing[theirs, layer] = list(_without(missing, has))
+                    if not self._missing[theirs, layer]:
+                        del self._missing[theirs, layer]
         return tuple(Share(ours, theirs, tuple(layers), heads) for (ours, theirs, heads), layers in found.items())
 
 
@@ -83,7 +85,7 @@ def takes(
         needs = Needs(held(consumer.groups, target))
         # Each starts at another rank, so that copies of the same heads are read evenly.
         order = [(place + step) % len(sources) for step in range(len(sources))]
-        taken.append(tuple(index for index in order if needs.take(sources[index])))
+        taken.append(tuple(index for index in order if needs.missing and needs.take(sources[index])))
         if needs.missing:
             return (), needs.missing
     return tuple(taken), ""

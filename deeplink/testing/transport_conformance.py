@@ -318,6 +318,32 @@ class TransportConformance(TransportFixtures):
             push.result()
         link.close()
 
+    @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+    def test_a_peer_that_stops_in_the_midst(self, transport: Transport, other: Peer, number: int) -> None:
+        """Of pushes that go into its memory one after the other."""
+        size = 4 << 20
+        link, key, source = transport.connect(other.address, soon()), other.region(size), memoryview(bytes(size))
+        pushed = threading.Event()
+        deadline = soon(2)
+
+        def storm() -> None:
+            while True:
+                link.push([Push(source, key, 0)], deadline)
+                pushed.set()
+
+        call = Call(storm)
+        assert pushed.wait(SECONDS)
+        time.sleep(0.02)
+        other.signal(number)
+        with pytest.raises(DeadlineExceeded if number == signal.SIGSTOP else PeerGone):
+            call.result(7)
+        link.close()
+        if number == signal.SIGSTOP:
+            other.signal(signal.SIGCONT)
+            link = transport.connect(other.address, soon())
+            link.push([Push(source, key, 0)], soon())
+            link.close()
+
     def test_a_peer_that_is_restarted(self, transport: Transport, other: Peer) -> None:
         """Its links and keys are worth nothing to the next incarnation, whether or not that has the same address."""
         key = other.region(1000)

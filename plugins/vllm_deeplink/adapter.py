@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
+from deeplink.kvconnector.negotiate import FULL, SLIDING
 from deeplink.kvconnector.tls import Tls
 from deeplink.registry import Registry
 from vllm_deeplink import layouts
@@ -23,59 +26,110 @@ from vllm_deeplink import layouts
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Types of the cache that this plugin reads; the 8-bit ones have scales that it does not look up yet."""
 
+KINDS = {"FullAttentionSpec": FULL, "SlidingWindowSpec": SLIDING}
+"""vLLM's kinds of cache and ours."""
+
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this worker is in its engine: of how many ranks along the tensor-parallel group and the pipeline."""
+
+    tp: int
+    tp_size: int
+    pp: int
+
+    @property
+    def index(self) -> int:
+        """Its place among the engine's ranks, as `merged` contracts and tickets count them."""
+        return self.pp * self.tp_size + self.tp
+
+    def heads(self, total: int) -> tuple[int, int]:
+        """The KV heads it holds: a contiguous shard, or with more ranks than heads a copy of one."""
+        first = total * self.tp // self.tp_size
+        return first, max(first + 1, total * (self.tp + 1) // self.tp_size)
 
 
 def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
     """Refuse at start-up, by the name of the setting, what this release cannot hand over."""
     parallel = vllm_config.parallel_config
     for field, value in (
-        ("tensor-parallel-size", parallel.tensor_parallel_size),
-        ("pipeline-parallel-size", parallel.pipeline_parallel_size),
         ("data-parallel-size", parallel.data_parallel_size),
-        ("number of KV cache groups", len(kv_cache_config.kv_cache_groups)),
+        ("decode-context-parallel-size", parallel.decode_context_parallel_size),
+        ("prefill-context-parallel-size", parallel.prefill_context_parallel_size),
     ):
         if value != 1:
             raise ConfigError(
                 f"this release hands over only with one of: {field}", field=field, ours=str(value), theirs="1"
             )
-    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-    # Exactly this kind: sliding windows drop blocks, and latent attention has no K and V, but both derive from it.
-    if type(spec).__name__ != "FullAttentionSpec":
-        raise ConfigError(
-            "this release hands over the cache of full attention only",
-            field="kind of KV cache",
-            ours=type(spec).__name__,
-            theirs="FullAttentionSpec",
-        )
+    for group in kv_cache_config.kv_cache_groups:
+        # Exactly these kinds: others derive from them and mean something else (latent vectors, states, chunks).
+        kind = type(group.kv_cache_spec).__name__
+        if kind not in KINDS:
+            raise ConfigError(
+                f"this release hands over the caches of {', '.join(KINDS)} only",
+                field="kind of KV cache",
+                ours=kind,
+                theirs=", ".join(KINDS),
+            )
     if vllm_config.speculative_config is not None:
         raise ConfigError(
             "this release does not hand over with speculative decoding", field="speculative-config", theirs="none"
         )
 
 
-def read_group(
+def read_place() -> Place:
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    return Place(get_tp_group().rank_in_group, get_tp_group().world_size, get_pp_group().rank_in_group)
+
+
+def layer_names(group: KVCacheGroupSpec) -> list[str]:
+    """The names of a group's layers on this worker, by their numbers."""
+    return sorted(group.layer_names, key=_number)
+
+
+def _number(name: str) -> int:
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    number: int = extract_layer_index(name)
+    return number
+
+
+def read_groups(
     vllm_config: VllmConfig,
     kv_cache_config: KVCacheConfig,
     tensors: dict[str, torch.Tensor],
     known: Registry[str],
-) -> Group:
-    """The cache group with its arrays, from the live tensors and the attention backend's own packing.
+    place: Place,
+) -> tuple[Group, ...]:
+    """The cache groups with their arrays, from the live tensors and the attention backend's own packing.
 
     Each tensor is ``[block, head, token, 2 * dim]`` with K and V together; what its strides do not tell, the backend
     declares. Raises LayoutError for anything else.
     """
-    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-    names = list(kv_cache_config.kv_cache_groups[0].layer_names)
-    if set(names) != set(tensors):
-        raise LayoutError(f"the cache has layers {sorted(tensors)}, its group names {sorted(names)}")
+    named = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
+    if set(named) != set(tensors):
+        raise LayoutError(f"the cache has layers {sorted(tensors)}, its groups name {sorted(named)}")
     if any(tensor.dim() != 4 for tensor in tensors.values()):
         raise LayoutError("a cache tensor that is not [block, head, token, 2 * dim]", field="shape")
+    return tuple(_read_group(vllm_config, group, tensors, known, place) for group in kv_cache_config.kv_cache_groups)
+
+
+def _read_group(
+    vllm_config: VllmConfig,
+    group: KVCacheGroupSpec,
+    tensors: dict[str, torch.Tensor],
+    known: Registry[str],
+    place: Place,
+) -> Group:
+    names, spec = layer_names(group), group.kv_cache_spec
     blocks, heads, block_size, content = tensors[names[0]].shape
     dtype = str(tensors[names[0]].dtype).removeprefix("torch.")
     if dtype not in DTYPES:
@@ -87,13 +141,24 @@ def read_group(
             ours=str(spec.block_size),
             theirs=str(block_size),
         )
+    total = vllm_config.model_config.get_total_num_kv_heads()
+    held = place.heads(total)
+    if held[1] - held[0] != heads:
+        raise LayoutError(
+            f"a cache of {heads} heads on rank {place.tp} of {place.tp_size}, of a model with {total}",
+            field="heads",
+            ours=str(held[1] - held[0]),
+            theirs=str(heads),
+        )
     (layout,) = {_declared(vllm_config, name) for name in names}
     text = known.get(layout)
     bound = Layout.parse(text).bind(heads=heads, head_dim=content // 2, block_size=block_size, blocks=blocks)
     arrays = tuple(_flat(name, tensors[name], (blocks, heads, block_size, content), dtype) for name in names)
-    layers = tuple(range(len(names)))
-    spec = CacheGroup("full", layers, heads, content // 2, dtype, block_size, text)
-    return Group(spec, layers, (0, heads), Cache(arrays, bound))
+    layers = tuple(map(_number, names))
+    kind = KINDS[type(spec).__name__]
+    window = spec.sliding_window if kind == SLIDING else 0
+    stated = CacheGroup(kind, layers, total, content // 2, dtype, block_size, text, window)
+    return Group(stated, layers, held, Cache(arrays, bound))
 
 
 def _declared(vllm_config: VllmConfig, name: str) -> str:
@@ -156,16 +221,19 @@ def load_tls(settings: KVSection) -> Tls | None:
 
 def make_contract(
     vllm_config: VllmConfig,
-    group: CacheGroup,
+    groups: Sequence[Group],
+    place: Place,
     model: Model,
     channel: str,
     transports: dict[str, str],
     casts: tuple[str, ...],
 ) -> Contract:
+    """This worker's: its rank, and of each cache group the layers that it holds."""
     from vllm import __version__
     from vllm.platforms import current_platform
 
     transfer = vllm_config.kv_transfer_config
+    layers = [layer for group in groups for layer in group.layers]
     return Contract(
         engine="vllm",
         engine_version=__version__,
@@ -173,7 +241,17 @@ def make_contract(
         role=ROLES[transfer.kv_role],
         epoch=transfer.engine_id,
         model=model,
-        groups=(group,),
-        ranks=(Rank(0, 0, 0, ((0, group.heads),), (0, model.layers), channel, transports),),
+        groups=tuple(group.spec for group in groups),
+        ranks=(
+            Rank(
+                place.tp,
+                place.pp,
+                0,
+                tuple(group.heads for group in groups),
+                (min(layers), max(layers) + 1),
+                channel,
+                transports,
+            ),
+        ),
         casts=casts,
     )

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -79,12 +78,13 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         self._manager = kv_cache_manager
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """All workers have registered their cache: publish one contract for the engine."""
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """All workers, by their places in the pipeline and the tensor-parallel group, have registered their cache:
+        publish one contract for the engine."""
         contracts = [co.decode(rank.contract) for _, rank in sorted(metadata.items()) if isinstance(rank, RankContract)]
-        ranks = tuple(contract.ranks[0] for contract in contracts)
-        contract = msgspec.structs.replace(contracts[0], ranks=ranks)
-        self._control = Control(contract, self._secret, self._blocks, adapter.load_tls(self._settings.kv))
+        self._control = Control(co.merged(contracts), self._secret, self._blocks, adapter.load_tls(self._settings.kv))
         port = self._control.start(self._settings.kv.host, self._control_port)
         log.info("deeplink control endpoint on %s:%d", self._settings.kv.host, port)
 

@@ -26,11 +26,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """After this step's forward pass, the first `computed` tokens are in the blocks of `table`."""
+    """After this step's forward pass, the first `computed` tokens are in the blocks of `tables` (one per group)."""
 
     request: str
     handoff: str
-    table: list[int]
+    tables: tuple[tuple[int, ...], ...]
     computed: int
 
 

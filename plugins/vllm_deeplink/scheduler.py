@@ -33,7 +33,7 @@ class _Producing:
     ticket: Ticket
     prompt: bytes
     tokens: int
-    table: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
     opened: bool = False
     filled: bool = False
 
@@ -94,20 +94,21 @@ class SchedulerHalf:
         """The orders for the step that `output` describes."""
         for name in output.preempted_req_ids or ():
             if (producing := self._producing.get(name)) is not None:
-                producing.table, producing.filled = [], False
+                producing.tables, producing.filled = [], False
                 self._orders.lost.append(producing.ticket.handoff)
         for new in output.scheduled_new_reqs:
             if (producing := self._producing.get(new.req_id)) is not None:
-                producing.table = list(new.block_ids[0])
+                producing.tables = [list(blocks) for blocks in new.block_ids]
                 self._fill(new.req_id, producing, new.num_computed_tokens, output)
         cached = output.scheduled_cached_reqs
         for name, blocks, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
             if (producing := self._producing.get(name)) is not None:
-                if name in cached.resumed_req_ids:
-                    producing.table = []
-                producing.table = producing.table + (blocks[0] if blocks else [])
+                if name in cached.resumed_req_ids or not producing.tables:
+                    producing.tables = [[] for _ in blocks or ()]
+                for table, more in zip(producing.tables, blocks or (), strict=False):
+                    table += more
                 self._fill(name, producing, computed, output)
         orders, self._orders = self._orders, Orders()
         return orders
@@ -135,7 +136,7 @@ class SchedulerHalf:
             self._orders.opens.append(Open(name, producing.ticket, producing.prompt, producing.tokens))
         after = min(computed + output.num_scheduled_tokens[name], producing.tokens)
         producing.filled = after == producing.tokens
-        self._orders.fills.append(Fill(name, producing.ticket.handoff, list(producing.table), after))
+        self._orders.fills.append(Fill(name, producing.ticket.handoff, tuple(map(tuple, producing.tables)), after))
 
     def _note_producer(self, request: Request) -> None:
         """Remember a request whose KV is to be offered. A bad ticket offers nothing; the claim is told why."""

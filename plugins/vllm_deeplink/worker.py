@@ -54,15 +54,18 @@ class WorkerHalf:
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         """Read the layout from the live tensors, prove it, and start to listen."""
         plugins = load_plugins()
-        group = adapter.read_group(self._vllm_config, self._kv_cache_config, tensors, plugins.layouts)
-        probe.prove(self._vllm_config, group.values, tensors)
+        place = adapter.read_place()
+        groups = adapter.read_groups(self._vllm_config, self._kv_cache_config, tensors, plugins.layouts, place)
+        for group, named in zip(groups, self._kv_cache_config.kv_cache_groups, strict=True):
+            named_tensors = {name: tensors[name] for name in adapter.layer_names(named)}
+            probe.prove(self._vllm_config, group.values, named_tensors)
         model = adapter.read_model(self._vllm_config)
         settings = self._config.kv
         casts = tuple(str(parse_consent(text)) for text in settings.casts)
         verify, tls = settings.digest == "always", adapter.load_tls(settings)
         transfer = self._vllm_config.kv_transfer_config
         self._endpoint = Endpoint(
-            (group,),
+            groups,
             Settings(settings.host, settings.staging, settings.chunk, verify, tls),
             self._secret,
             transfer.engine_id,
@@ -75,8 +78,9 @@ class WorkerHalf:
                 {"tcp": {"tls": tls, "streams": settings.streams}},
             ),
             lambda channel, transports: adapter.make_contract(
-                self._vllm_config, group.spec, model, channel, transports, casts
+                self._vllm_config, groups, place, model, channel, transports, casts
             ),
+            place.index,
         )
 
     def start(self, orders: Orders) -> None:
@@ -106,7 +110,7 @@ class WorkerHalf:
                 self._producing[open_.request] = None
         for fill in orders.fills:
             if self._producing.get(fill.request) == fill.handoff:
-                producer.fill(fill.handoff, (fill.table,), fill.computed)
+                producer.fill(fill.handoff, fill.tables, fill.computed)
         for handoff in orders.aborts:
             producer.abort(handoff)
         producer.pump()

@@ -49,7 +49,7 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> object:
 def test_what_is_installed_loads() -> None:
     plugins = load_plugins()
     assert plugins.failed == {}
-    assert set(plugins.transports.items) == {"shm", "tcp"}
+    assert set(plugins.transports.items) == {"dlslime", "mooncake", "nixl", "shm", "tcp"}
     assert "vllm-nhd" in plugins.layouts.items
 
 

@@ -10,6 +10,7 @@ import platform
 import threading
 from collections.abc import Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -26,7 +27,7 @@ from deeplink.kvconnector.cast import Cast, between, parse_consent
 from deeplink.kvconnector.casting import BLOCK, apply
 from deeplink.kvconnector.codes import decode, encode
 from deeplink.kvconnector.convert import storage_dtype
-from deeplink.kvconnector.elements import FORMATS
+from deeplink.kvconnector.elements import FORMATS, INTEGER
 from deeplink.kvconnector.layout import ELEMENTS
 
 Codes = npt.NDArray[Any]
@@ -510,3 +511,11 @@ def test_a_cast_says_its_bound() -> None:
     assert known("float32", "float8_e4m3fn").bound == (
         "relative error at most 2^-4 or error at most 2^-10; refuses what rounds beyond 448 and infinities"
     )
+
+
+def test_the_docs_have_every_cast_with_its_bound() -> None:
+    page = Path(__file__).parents[2] / "docs" / "casts.md"
+    types = [*FORMATS, INTEGER]
+    every = [known(source, target) for source in types for target in types if source != target]
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{cast.name}` | {'yes' if cast.exact else 'no'} | {cast.bound} |" for cast in every]

@@ -1,44 +1,21 @@
-"""Every pair of `unlike_pairs` gets the answer that its row states: agreed, exact or not, or refused by that field."""
+"""Every row of unlike_pairs: agreed exactly, refused by its field, or cast with consent and not without."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from loopback import NHD, make_contract, make_group
 from unlike_pairs import OTHER_TYPES, SCALED_TYPES, SETTLED, Pair, dressed
 
-from deeplink.kvconnector.contract import CacheGroup, Contract, Scales
-from deeplink.kvconnector.forms import SCHEMES, TENSOR
+from deeplink.kvconnector.contract import Contract
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 
-replace = msgspec.structs.replace
-PREFILL = make_contract("p", "prefill", make_group(NHD, 16, "bfloat16"), channel="h:1", tcp="h:2")
-DECODE = make_contract("d", "decode", make_group(NHD, 16, "bfloat16"), channel="h:3", tcp="h:4")
+PREFILL = make_contract("p", "prefill", make_group(NHD, 64), channel="h:1", tcp="h:2")
+DECODE = make_contract("d", "decode", make_group(NHD, 128), channel="h:3", tcp="h:4")
 
 
-def scaled(group: CacheGroup) -> CacheGroup:
-    """With the scales that its element type cannot do without."""
-    scheme = SCHEMES.get(group.dtype)
-    if scheme is None:
-        return group
-    if scheme == TENSOR:
-        return replace(group, scales=Scales(TENSOR, (1.0,) * 2 * len(group.layers)))
-    return replace(group, scales=Scales(scheme, layout="block token head kv dim"))
-
-
-def sides(pair: Pair, *consents: str) -> tuple[Contract, Contract]:
-    made = []
-    for contract, changes in ((PREFILL, pair.ours), (DECODE, pair.theirs)):
-        heads = {"group.heads": 1} if pair.one_head else {}
-        contract = dressed(contract, {**heads, **changes, "casts": consents})
-        groups = tuple(map(scaled, contract.groups))
-        ranks = (replace(contract.ranks[0], heads=tuple((0, group.heads) for group in groups)),)
-        made.append(replace(contract, groups=groups, ranks=ranks))
-    return made[0], made[1]
-
-
-def of(pairs: list[Pair]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("pair", pairs, ids=[pair.about for pair in pairs])
+def sides(pair: Pair, *casts: str) -> tuple[Contract, Contract]:
+    plain = {"casts": casts, **({"group.heads": 1, "rank.heads": ((0, 1),)} if pair.one_head else {})}
+    return dressed(dressed(PREFILL, plain), pair.ours), dressed(dressed(DECODE, plain), pair.theirs)
 
 
 def test_there_are_forty_unlike_pairs_and_more() -> None:
@@ -47,27 +24,29 @@ def test_there_are_forty_unlike_pairs_and_more() -> None:
     assert len({pair.about for pair in rows}) == len(rows)
 
 
-@of(SETTLED)
-def test_settled(pair: Pair) -> None:
+@pytest.mark.parametrize("pair", [*SETTLED, *OTHER_TYPES, *SCALED_TYPES], ids=lambda pair: pair.about)
+def test_without_consent(pair: Pair) -> None:
     answer = negotiate(*sides(pair))
     if pair.refused:
-        assert isinstance(answer, Refusal), answer
-        assert (answer.field, bool(answer.remedy)) == (pair.refused, True)
+        assert isinstance(answer, Refusal)
+        assert answer.field == pair.refused
+        assert answer.remedy
     else:
-        assert isinstance(answer, Agreement), answer
+        assert isinstance(answer, Agreement)
         assert answer.exact
 
 
-@of([*OTHER_TYPES, *SCALED_TYPES])
-def test_other_types(pair: Pair) -> None:
-    """A lossy cast is made with the consent of both, else refused by the dtype; an exact one needs none."""
-    asked, told = negotiate(*sides(pair)), negotiate(*sides(pair, pair.cast))
-    assert isinstance(told, Agreement), told
-    assert told.exact is pair.exact
-    assert [cast.name for cast in told.casts] == [pair.cast]
+@pytest.mark.parametrize("pair", [*OTHER_TYPES, *SCALED_TYPES], ids=lambda pair: pair.about)
+def test_with_consent_of_both_and_of_one(pair: Pair) -> None:
+    answer = negotiate(*sides(pair, pair.cast))
+    assert isinstance(answer, Agreement)
+    assert answer.exact == pair.exact
     if pair.exact:
-        assert asked == told
-    else:
-        assert isinstance(asked, Refusal)
-        assert asked.field == pair.refused
-        assert pair.cast in asked.remedy
+        return
+    assert [cast.name for cast in answer.casts] == [pair.cast]
+    ours, theirs = sides(pair, pair.cast)
+    for one in ((ours, dressed(theirs, {"casts": ()})), (dressed(ours, {"casts": ()}), theirs)):
+        refusal = negotiate(*one)
+        assert isinstance(refusal, Refusal)
+        assert refusal.field == pair.refused
+        assert pair.cast in refusal.remedy

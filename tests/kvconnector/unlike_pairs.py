@@ -1,8 +1,7 @@
 """Pairs of unlike engines, as data: what each states otherwise than a plain contract, and what the answer must be.
 
 Fields are named as in a Refusal, with `group.` for every cache group and `rank.` for every rank; the rest of both
-contracts is equal. Numbers in `about` are those of the users' cases. Nothing here says how ranks, groups or scales are
-stated: rows that need those belong to the tests of what states them.
+contracts is equal. Numbers in `about` are those of the users' cases. Unequal ranks and several groups are not here.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from loopback import LAYERS
 
 from deeplink.kvconnector.catalogue import LAYOUTS
-from deeplink.kvconnector.contract import Contract, local_address
+from deeplink.kvconnector.contract import Contract, Scales, local_address
 
 Changes = Mapping[str, object]
 
@@ -22,7 +22,7 @@ Changes = Mapping[str, object]
 @dataclass(frozen=True)
 class Pair:
     """`ours` produces, `theirs` consumes. `refused` names the field; with `cast` it is the dtype's unless the operator
-    consents to that cast, and then the handoff is exact or not as `exact` says. `one_head`: the group has one head."""
+    consents to that cast. An exact cast needs no consent. `one_head`: the group has one head."""
 
     about: str
     ours: Changes = field(default_factory=dict)
@@ -139,10 +139,16 @@ OTHER_MODEL = [
     ),
 ]
 
+SLIDING = {"group.kind": "sliding", "group.window": 4096}
+
 OTHER_CACHE = [
     Pair("layers skipped on one side", {"group.layers": (0, 1, 2)}, {"group.layers": (0, 2)}, "groups[0].layers"),
-    Pair("sliding on one side", {"group.kind": "full"}, {"group.kind": "sliding:4096"}, "groups[0].kind"),
-    Pair("windows of two lengths", {"group.kind": "sliding:1024"}, {"group.kind": "sliding:4096"}, "groups[0].kind"),
+    Pair("sliding for full", SLIDING, {}, "groups[0].kind"),
+    Pair("full for sliding: it has all that is wanted", {}, SLIDING),
+    Pair("sliding for sliding", SLIDING, SLIDING),
+    Pair("windows of two lengths", SLIDING, SLIDING | {"group.window": 1024}, "groups[0].window"),
+    Pair("a window of nothing", SLIDING | {"group.window": 0}, SLIDING | {"group.window": 0}, "groups[0].window"),
+    Pair("a kind of a later release", {"group.kind": "tree"}, {"group.kind": "tree"}, "groups[0].kind"),
     Pair("another number of KV heads in all", {"group.heads": 2}, {"group.heads": 4}, "groups[0].heads"),
     Pair("heads of another size", {"group.head_dim": 32}, {"group.head_dim": 64}, "groups[0].head_dim"),
     Pair(
@@ -206,7 +212,8 @@ ONE_VECTOR = [
 
 
 def _types(about: str, ours: str, theirs: str, exact: bool) -> Pair:
-    return Pair(about, {"group.dtype": ours}, {"group.dtype": theirs}, "groups[0].dtype", f"{ours}->{theirs}", exact)
+    refused = "" if exact else "groups[0].dtype"
+    return Pair(about, {"group.dtype": ours}, {"group.dtype": theirs}, refused, f"{ours}->{theirs}", exact)
 
 
 OTHER_TYPES = [
@@ -218,21 +225,56 @@ OTHER_TYPES = [
     _types("fp32 for fp16", "float32", "float16", False),
 ]
 
+
+def _scaled(about: str, ours: str, theirs: str, exact: bool, k: float = 1.0, v: float = 1.0) -> Pair:
+    """`k` and `v` are the scales of the side that has constants, or of theirs where both have; ours are then 1."""
+    scales = [_scales(dtype) for dtype in (ours, theirs)]
+    scales[scales[1] is not None] = _scales((ours, theirs)[scales[1] is not None], k, v)
+    sides = [{"group.dtype": dtype, "group.scales": each} for dtype, each in zip((ours, theirs), scales, strict=True)]
+    refused = "" if exact else "groups[0].scales" if ours == theirs else "groups[0].dtype"
+    return Pair(about, sides[0], sides[1], refused, f"{ours}->{theirs}", exact)
+
+
+def _scales(dtype: str, k: float = 1.0, v: float = 1.0) -> Scales | None:
+    if dtype == "int8":
+        return Scales("token-head", (), "block token head (kv dim)")
+    return Scales("tensor", (k, v) * LAYERS) if dtype.startswith("float8") else None
+
+
 SCALED_TYPES = [
-    _types("7: fp8 on one side", "bfloat16", "float8_e4m3fn", False),
-    _types("7: fp8 read by a bf16 decode", "float8_e4m3fn", "bfloat16", True),
-    _types("the two e4m3, equal scales", "float8_e4m3fn", "float8_e4m3fnuz", False),
-    _types("the two e4m3, back", "float8_e4m3fnuz", "float8_e4m3fn", False),
-    _types("two kinds of fp8", "float8_e5m2", "float8_e4m3fn", False),
-    _types("int8 with a scale for each token and head", "bfloat16", "int8", False),
+    _scaled("7: fp8 on one side", "bfloat16", "float8_e4m3fn", False),
+    _scaled("7: fp8 on one side, scaled", "bfloat16", "float8_e4m3fn", False, 0.03, 0.4),
+    _scaled("7: fp8 read by a bf16 decode", "float8_e4m3fn", "bfloat16", True),
+    _scaled("7: fp8 with scales of two", "float8_e4m3fn", "bfloat16", True, 0.25, 4.0),
+    _scaled("7: fp8 with scales of no power of two", "float8_e4m3fn", "bfloat16", False, 0.03, 0.4),
+    _scaled("7: fp8 with other scales", "float8_e4m3fn", "float8_e4m3fn", False, 1.0, 0.4),
+    _scaled("7: fp8 with the same scales", "float8_e4m3fn", "float8_e4m3fn", True),
+    _scaled("the two e4m3, equal scales", "float8_e4m3fn", "float8_e4m3fnuz", False),
+    _scaled("the two e4m3, the scale doubled", "float8_e4m3fn", "float8_e4m3fnuz", True, 2.0, 2.0),
+    _scaled("the two e4m3, the scale of K doubled", "float8_e4m3fn", "float8_e4m3fnuz", False, 2.0, 1.0),
+    _scaled("the two e4m3, back", "float8_e4m3fnuz", "float8_e4m3fn", False),
+    _scaled(
+        "the two e4m3, back with the scale halved: 240 does not fit",
+        "float8_e4m3fnuz",
+        "float8_e4m3fn",
+        False,
+        0.5,
+        0.5,
+    ),
+    _scaled("two kinds of fp8", "float8_e5m2", "float8_e4m3fn", False),
+    _scaled("int8 with a scale for each token and head", "bfloat16", "int8", False),
+    _scaled("int8 for a decode without", "int8", "bfloat16", False),
+    _scaled("int8 for int8", "int8", "int8", True),
 ]
-"""These need to know the scales too; `exact` is for equal scales of 1."""
+
+UNSCALED = [
+    Pair(f"7: {dtype} whose scales nobody states", {"group.dtype": dtype}, {"group.dtype": dtype}, "groups[0].scales")
+    for dtype in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "int8")
+]
 
 NO_CAST = [
-    Pair(
-        f"records are never cast: to {dtype}", RECORD, RECORD | {"group.dtype": dtype}, "groups[0].dtype", one_head=True
-    )
-    for dtype in ("bfloat16", "float8_e4m3fn", "int8")
+    Pair("records are never cast", RECORD, RECORD | {"group.dtype": "bfloat16"}, "groups[0].dtype", one_head=True),
+    Pair("nothing becomes a record", RECORD | {"group.dtype": "bfloat16"}, RECORD, "groups[0].dtype", one_head=True),
 ]
 
 ROLES = [
@@ -299,8 +341,9 @@ SETTLED = [
     *OTHER_CACHE,
     *ONE_VECTOR,
     *NO_CAST,
+    *UNSCALED,
     *ROLES,
     *TRANSPORTS,
     *SEVERAL,
 ]
-"""Rows whose answer needs neither consent nor scales."""
+"""Rows whose answer needs no consent; those of `OTHER_TYPES` and `SCALED_TYPES` that are not exact do."""

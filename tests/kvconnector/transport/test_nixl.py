@@ -16,6 +16,14 @@ class TestNixl(TransportConformance):
     refuses = True
 
 
+class TestNixlOverTcp(TestNixl):
+    """As across hosts that have no better."""
+
+    @pytest.fixture(autouse=True)
+    def tcp(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UCX_TLS", "tcp,self")
+
+
 @pytest.mark.long
 class TestNixlLong(LongTransportConformance):
     factory = "deeplink.kvconnector.transport.nixl:NixlTransport"
