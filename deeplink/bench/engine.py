@@ -35,7 +35,7 @@ FACTORIES = {
     "tcp": "deeplink.kvconnector.transport.tcp:TcpTransport",
     "shm": "deeplink.kvconnector.transport.shm:ShmTransport",
 }
-LOOK = 2e-4
+LOOK = 5e-4
 """Seconds between two looks of the decode engine's loop at what has ended."""
 
 

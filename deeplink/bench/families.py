@@ -27,7 +27,10 @@ class Family:
     system: bool = False
 
 
-RELAYOUTS = ("reblock_16", "reblock_128", "nhd", "kv_order", "head_slice", "nz", "cpu_vec", "cpu_amx")
+RELAYOUTS = (
+    *("reblock_16", "reblock_128", "nhd", "kv_order", "kv_interleaved", "head_slice", "nz"),
+    *("cpu_vec", "cpu_amx"),
+)
 FAMILIES = (
     Family(
         "loopback",

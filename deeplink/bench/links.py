@@ -22,7 +22,7 @@ from deeplink.bench.marks import plain_socket
 from deeplink.bench.netlink import DEVICE, Line, Namespace, Net, Unavailable, between
 from deeplink.bench.rows import Row, Skipped
 from deeplink.bench.scale import Scale
-from deeplink.bench.timing import Best, take_turns
+from deeplink.bench.timing import take_turns
 
 LAYOUT = "block head token (kv dim)"
 OURS, THEIRS = 64, 128
@@ -61,17 +61,14 @@ def _speeds(wanted: list[str], name: str, line: Line, scale: Scale) -> Iterator[
         best = take_turns({"socket": run, "handoff": made.hand_over}, scale.rounds, [made.there.pid, other.pid])
         speed = {label: found.per_second(made.bytes * 8 / 1e6) for label, found in best.items()}
         breakdown = made.breakdown()
-        cost = _cost(best["handoff"], made.bytes)
+        cost, plain_cost = (best[label].cpu / made.bytes * 1e9 for label in ("handoff", "socket"))
         if name in AT_LINE_RATE:
-            plain = AT_LINE_RATE[name]
-            mark, of = "line rate", line.rate_mbit
-            rows = [
-                Row(name, speed["handoff"], "Mbit/s", mark, of, GOAL, "at least", "ratio", cost, breakdown),
-                Row(plain, speed["socket"], "Mbit/s", mark, of, cpu_s_per_gb=_cost(best["socket"], made.bytes)),
-            ]
+            mark, of, mark_cost = "line rate", line.rate_mbit, None
+            rows = [Row(AT_LINE_RATE[name], speed["socket"], "Mbit/s", mark, of, cpu_s_per_gb=plain_cost)]
         else:
-            mark, of = "plain socket", speed["socket"]
-            rows = [Row(name, speed["handoff"], "Mbit/s", mark, of, GOAL, "at least", "ratio", cost, breakdown)]
+            mark, of, mark_cost, rows = "plain socket", speed["socket"], plain_cost, []
+        row = Row(name, speed["handoff"], "Mbit/s", mark, of, GOAL, "at least", "ratio", cost, mark_cost, breakdown)
+        rows.insert(0, row)
         yield from (row for row in rows if row.name in wanted)
 
 
@@ -79,10 +76,6 @@ def _pair(net: Net, scale: Scale) -> AbstractContextManager[Pair]:
     ours = Shape(LAYOUT, OURS, scale.link_tokens, host=net.a.address)
     theirs = Shape(LAYOUT, THEIRS, scale.link_tokens, host=net.b.address)
     return pair(ours, theirs, net.a.entered(), net.b.entered())
-
-
-def _cost(best: Best, size: int) -> float:
-    return best.cpu / size * 1e9
 
 
 def _resent(scale: Scale) -> Row:

@@ -46,5 +46,6 @@ def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row]:
                     GOAL,
                     "at least",
                     cpu_s_per_gb=best[name].cpu / gigabytes,
+                    mark_cpu_s_per_gb=best[equal].cpu / gigabytes,
                     breakdown=pairs[name].breakdown(),
                 )
