@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument(
         "--save", action="store_true", help="write benchmarks/results/fabric.json and README.md's table"
     )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--only", choices=LIBRARIES)
     arguments = parser.parse_args()
     about = machine()

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 Elements = npt.NDArray[Any]
 
+HOST = ("cpu",)
+"""Devices whose memory is the host's, so that nothing has to cross."""
+
 
 def gather(caches: Sequence[Tensor], bound: Bound, where: Iterable[Run], wire_LSHTD: Elements) -> None:
     """Blocks to wire, as `deeplink.kvconnector.convert.gather`; the flat caches are torch tensors of one device."""
@@ -52,7 +55,7 @@ def _copy(caches: Sequence[Tensor], bound: Bound, where: Iterable[Run], wire_LSH
     integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[itemsize]
     host = _on_host(wire_LSHTD, integer)
     device = caches[0].device
-    here = device.type == "cpu"
+    here = device.type in HOST
     # What the runs leave out of the wire is to stay as it is.
     partial = into == "blocks" or sum(run.count * run.tokens for run in runs) < tokens
     places = list(_places(runs, bound, itemsize, tokens, device))
@@ -108,7 +111,7 @@ def _assign(cache: Tensor, wire: Tensor, move: Move, indices: Tensor | None, run
     wire_view = wire.as_strided(
         [count, *extents],
         [on_wire // size, *(stride // size for _, _, stride in move.dimensions)],
-        (move.wire_offset + run.at * move.token_bytes) // size,
+        wire.storage_offset() + (move.wire_offset + run.at * move.token_bytes) // size,
     )
     first = run.block if indices is None else 0
     cache_view = cache.as_strided(
@@ -142,8 +145,8 @@ def _check(caches: Sequence[Tensor], bound: Bound, wire_LSHTD: Elements) -> None
 
 
 def _on_host(wire_LSHTD: Elements, integer: Any) -> Tensor:
-    """The same memory as a tensor. A chunk that is only read may be read-only, which torch has no word for."""
+    """The same memory as a tensor; a copy where it is read-only, which torch has no word for."""
     import torch
 
-    flat = wire_LSHTD.view("u1").reshape(-1)
-    return torch.frombuffer(flat, dtype=torch.uint8).view(integer).view(wire_LSHTD.shape)
+    writable = wire_LSHTD if wire_LSHTD.flags.writeable else wire_LSHTD.copy()
+    return torch.frombuffer(writable.view("u1").reshape(-1), dtype=torch.uint8).view(integer).view(wire_LSHTD.shape)

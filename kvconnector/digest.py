@@ -50,7 +50,8 @@ def tiles(
         for lane, first in enumerate(seed.tolist()):
             base = lane * tokens * row
             out[lane] = [xxh3_64_intdigest(flat[base + a : base + b], first | tile) for a, b, tile in of]
-    return out.reshape(layers, sides, heads, len(where))
+    shaped: Tiles = out.reshape(layers, sides, heads, len(where))
+    return shaped
 
 
 def spans(chunk: Chunk, cuts: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -67,7 +68,8 @@ def seeds(layers: int, sides: int, heads: int, first_layer: int = 0, first_head:
     layer = np.arange(first_layer, first_layer + layers, dtype=np.uint64)[:, None, None] << np.uint64(48)
     side = np.arange(sides, dtype=np.uint64)[:, None] << np.uint64(47)
     head = np.arange(first_head, first_head + heads, dtype=np.uint64) << np.uint64(32)
-    return layer | side | head
+    seed: Tiles = layer | side | head
+    return seed
 
 
 def total(digests: Tiles) -> int:

@@ -53,6 +53,14 @@ def tiles(
     return np.concatenate(parts)
 
 
+def warm(by: compiled.By | None = None) -> None:
+    """Compile what `tiles` needs beyond `deeplink.kvconnector.compiled.warm`: as long again, and kept as well."""
+    if compiled.wanted(by):
+        from deeplink.kvconnector import slices
+
+        slices.warm()
+
+
 def _check_whole(runs: list[Run], chunk: Chunk) -> None:
     token = 0
     for run in sorted(runs, key=lambda run: run.at):

@@ -7,8 +7,8 @@ A job says in which order to walk, and which inner loop does the work. That foll
     split/join  such a transposition of 2 x n elements, which lie together on one side (pairs of tokens in AMX tiles)
     elements    anything else, one element at a time
 
-The walk follows the blocks, outermost axis first, whichever side they are on: there everything is dense, and lines
-that are read once should not have to be read again.
+The walk follows the source, outermost axis first: what is read in order is there when it is wanted, and a target does
+not mind in which order whole lines of it are written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import itemgetter
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,8 @@ LINE = 64
 LANE = 16
 VECTORS = (1, 2, 4, 16, 32)
 """Bytes of the elements that there is a transposition for."""
+SOON = 64 * LINE
+"""Bytes to have under way from memory while rows are copied."""
 _ANY = 1 << 62
 
 
@@ -99,8 +101,9 @@ def _paired(found: tuple[Move, ...]) -> list[Move]:
 def _job(move: Move, into: Into) -> list[int]:
     element, rest = widest(move.dimensions, move.itemsize, _ANY)
     in_blocks, on_wire = move.each_block
-    ordered = sorted([*rest, (COUNT, in_blocks, on_wire)], key=itemgetter(1), reverse=True)
-    walk = [_Axis(extent, *((a, b) if into == "wire" else (b, a))) for extent, a, b in ordered]
+    both = [*rest, (COUNT, in_blocks, on_wire)]
+    walk = [_Axis(extent, *((a, b) if into == "wire" else (b, a))) for extent, a, b in both]
+    walk.sort(key=attrgetter("start"), reverse=True)
     inner = _inner(walk, element)
     outer = [axis for axis in walk if axis not in inner.axes + inner.other]
     axes = [*[_NONE] * (DIMENSIONS - len(outer) - len(inner.axes)), *outer, *inner.axes]
@@ -109,17 +112,23 @@ def _job(move: Move, into: Into) -> list[int]:
     unit = math.gcd(*steps, *inner.apart, *(axis.to for axis in outer))
     stream = inner.whole and unit % inner.vector == 0
     row = [move.tensor, inner.kind, element, move.block_offset, move.wire_offset, in_blocks]
-    row += [inner.lane, _ahead(inner, outer), int(stream)]
+    row += [inner.lane, _ahead(inner, outer, element), int(stream)]
     return row + [number for axis in axes for number in (axis.extent, axis.start, axis.to)]
 
 
-def _ahead(inner: _Inner, outer: list[_Axis]) -> int:
+def _ahead(inner: _Inner, outer: list[_Axis], element: int) -> int:
     """How far from what is read now lies what is wanted soon."""
-    if inner.kind == ROWS:
-        return 16 * LINE
     if inner.kind == JOIN:
         return 8 * inner.axes[0].start
-    return outer[-1].start if outer else 0
+    if inner.kind != ROWS:
+        return outer[-1].start if outer else 0
+    dense = element
+    for axis in sorted([*outer, *inner.axes], key=attrgetter("start")):
+        if axis.start > dense:  # a gap: some other heads, perhaps
+            return -(-SOON // dense) * axis.start if dense <= 4 * SOON else SOON
+        if axis.extent != COUNT:
+            dense *= axis.extent
+    return SOON
 
 
 def _inner(walk: list[_Axis], element: int) -> _Inner:

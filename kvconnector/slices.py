@@ -15,6 +15,7 @@ import numpy.typing as npt
 from deeplink.kvconnector import digest
 from deeplink.kvconnector import vectors as v
 from deeplink.kvconnector.jit import whole
+from deeplink.kvconnector.jobs import COLUMNS
 from deeplink.kvconnector.kernels import address, copy_layer, plan
 from deeplink.kvconnector.layout import Bound
 from deeplink.kvconnector.plan import TILE, Chunk, Run
@@ -75,6 +76,15 @@ def _cut(runs: list[Run], cuts: list[int], block_size: int) -> tuple[list[Run], 
             pieces.append(Run(run.block + block, max(count, 1), first, tokens, token - cuts[len(ends) - 1]))
             token += max(count, 1) * tokens
     return pieces, [*ends, len(pieces)]
+
+
+def warm() -> None:
+    """Compile, by digesting nothing."""
+    nothing = np.zeros((0, COLUMNS), np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64)
+    seeds, out = np.zeros((1, 0), np.uint64), np.zeros((1, 0, 0), np.uint64)
+    slices, spans = np.zeros((0, 5), np.int64), np.zeros((0, 3), np.int64)
+    state = np.empty(STATE, np.uint64)
+    _digests(*nothing, np.zeros(1, np.int64), slices, spans, seeds, 0, 0, 0, SECRET.ctypes.data, state, out)
 
 
 def digests(

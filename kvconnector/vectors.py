@@ -70,7 +70,7 @@ def _joined(builder: Any, parts: _Values) -> Any:
 def _of_two(emit: Callable[[Any, Any, Any], None]) -> Any:
     """``f(to, start)`` for compiled code, with the instructions that `emit` writes."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def made(_typing: Any, to: Any, start: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
             emit(builder, *arguments)
@@ -96,7 +96,7 @@ _Emit = Callable[[Any, Any, Any], _Values]
 def _tile(emit: _Emit) -> Any:
     """``f(to, to_stride, start, start_stride, stream)``: read a tile and write its rows."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def made(_typing: Any, to: Any, to_stride: Any, start: Any, start_stride: Any, stream: Any) -> Any:
         def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
             address, stride, *source, streaming = arguments
@@ -118,6 +118,20 @@ def _move(size: int, streaming: bool = False) -> Any:
 
 
 move1, move2, move4, move8, move16, move32, move64 = (_move(1 << power) for power in range(7))
+
+
+def _four(streaming: bool) -> Any:
+    def emit(builder: Any, to: Any, start: Any) -> None:
+        sixty_four = ir.Constant(start.type, LINE)
+        lines = [_load(builder, _vector(8, 8), _at(builder, start, sixty_four, at)) for at in range(4)]
+        for at, line in enumerate(lines):
+            _store(builder, line, _at(builder, to, sixty_four, at), streaming)
+
+    return _of_two(emit)
+
+
+move256, stream256 = _four(streaming=False), _four(streaming=True)
+"""Four lines, all of them read first."""
 stream32, stream64 = _move(32, streaming=True), _move(64, streaming=True)
 
 
@@ -157,11 +171,12 @@ TRANSPOSED = (1, 2, 4, 16, 32)
 """Bytes of the elements that `transpose` is for."""
 
 
-def _band(builder: Any, element: int, lanes: int, arguments: _Values) -> None:
-    """Tiles side by side; see `transpose`. Each fetches its share of the lines at `later`: where the rows of the
-    source are lines or more apart, the tiles under one line take turns."""
-    _, to, to_stride, start, start_stride, column, later, tiles, stream = arguments
+def _bands(builder: Any, element: int, lanes: int, arguments: _Values) -> None:
+    """Bands of tiles, each as many rows as a tile has; see `transpose`. A tile fetches its share of the lines of a
+    later band: where the rows of the source are lines or more apart, the tiles under one line take turns."""
+    _, to, to_stride, start, start_stride, column, forward, wrap, limit, bands, tiles, stream = arguments
     side = max(LANE // element, 1)
+    rows = lanes * side
     emit = _transpose(element, lanes)
 
     def number(value: int) -> Any:
@@ -169,20 +184,26 @@ def _band(builder: Any, element: int, lanes: int, arguments: _Values) -> None:
 
     apart = builder.icmp_signed(">=", start_stride, number(LINE))
     step = builder.select(apart, start_stride, number(LINE))
-    with cgutils.for_range(builder, tiles) as loop:
-        first = builder.mul(loop.index, number(side))
-        here = builder.mul(first, column)
-        turn = builder.and_(first, number(lanes * side - 1))
-        share = builder.select(
-            apart, builder.add(here, builder.mul(turn, start_stride)), builder.mul(first, number(LINE))
-        )
-        for line in range(side):
-            emit_prefetch(builder, _at(builder, builder.add(later, share), step, line))
-        rows = emit(builder, builder.add(start, here), start_stride)
-        _store_rows(builder, rows, builder.add(to, builder.mul(first, to_stride)), to_stride, stream)
+    with cgutils.for_range(builder, bands) as band:
+        row = builder.mul(band.index, number(rows))
+        to_band = builder.add(to, builder.mul(row, number(element)))
+        start_band = builder.add(start, builder.mul(row, start_stride))
+        near = builder.icmp_signed("<", row, limit)
+        later = builder.add(start_band, builder.select(near, forward, wrap))
+        with cgutils.for_range(builder, tiles) as tile:
+            first = builder.mul(tile.index, number(side))
+            here = builder.mul(first, column)
+            turn = builder.and_(first, number(rows - 1))
+            share = builder.select(
+                apart, builder.add(here, builder.mul(turn, start_stride)), builder.mul(first, number(LINE))
+            )
+            for line in range(side):
+                emit_prefetch(builder, _at(builder, builder.add(later, share), step, line))
+            found = emit(builder, builder.add(start_band, here), start_stride)
+            _store_rows(builder, found, builder.add(to_band, builder.mul(first, to_stride)), to_stride, stream)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def transpose(
     _typing: Any,
     kind: Any,
@@ -191,15 +212,18 @@ def transpose(
     start: Any,
     start_stride: Any,
     column: Any,
-    later: Any,
+    forward: Any,
+    wrap: Any,
+    limit: Any,
+    bands: Any,
     tiles: Any,
     stream: Any,
 ) -> Any:
-    """Transpose `tiles` tiles side by side, `column` being the stride between columns of the source.
+    """Transpose `bands` bands of `tiles` tiles side by side, `column` being the stride between the source's columns.
 
     `kind` is three times the element's place in `TRANSPOSED`, plus 0 to 2 for tiles whose rows in the target are a
-    line, half of one or a lane. At `later` is what will be read next. This is one function because every loop that
-    numba compiles costs a second.
+    line, half of one or a lane. What will be read next is `forward` bytes on, from row `limit` on `wrap` bytes. This
+    is one function because every loop that numba compiles costs a second.
     """
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: _Values) -> Any:
@@ -211,12 +235,12 @@ def transpose(
                 block = builder.append_basic_block("kind")
                 switch.add_case(ir.Constant(arguments[0].type, 3 * place + size), block)
                 builder.position_at_end(block)
-                _band(builder, element, lanes, arguments)
+                _bands(builder, element, lanes, arguments)
                 builder.branch(after)
         builder.position_at_end(after)
         return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 8, types.boolean), codegen
+    return types.void(*[types.intp] * 11, types.boolean), codegen
 
 
 def _split(lines: int) -> _Emit:
@@ -240,7 +264,7 @@ def _join(builder: Any, start: Any, start_stride: Any) -> _Values:
 split1, split2, join = _tile(_split(1)), _tile(_split(2)), _tile(_join)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch(_typing: Any, address: Any) -> Any:
     """Have this line in the cache soon. Any address will do; a wrong one costs a little time."""
 
@@ -251,7 +275,7 @@ def prefetch(_typing: Any, address: Any) -> Any:
     return types.void(types.intp), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def fence(_typing: Any) -> Any:
     """Streamed bytes are where every thread, process and device can see them."""
 

@@ -16,6 +16,7 @@ import secrets
 import select
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import deque
@@ -31,12 +32,23 @@ KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 USER_TIMEOUT = 60_000
 """Milliseconds. With KEEPALIVE (seconds), a link that was silently cut is known to be dead after one minute, idle or
 sending."""
+TRY_AGAIN = 1_000
+"""Milliseconds between attempts to pass a link that is down, at most. A kernel left to itself doubles the time with
+each attempt: after an outage of 2 s a transfer went on 1.6 s after the link was back, after one of 8 s only after 10.6.
+"""
+_TCP_RTO_MAX_MS = 44
 _NONCE = 16
 _MAC = 32
 _LAST_SECONDS = 1.0
 GATHER = 128 << 10
 """Bytes for which a reader sleeps. Over loopback the sender does the waking: at 64 KiB it needs 0.2 s of a core for
 1 GB, woken for every segment 0.3 (a 2-core virtual machine)."""
+GATHER_SECONDS = 0.05
+"""A slow link is not waited for, nor a kernel (before Linux 4.18) whose buffer is full with less."""
+_MUCH = 4 << 10
+_ENDED = getattr(select, "POLLRDHUP", 0)
+"""A peer that closed when it had said that it takes no more for now is never heard of again: its kernel answers the
+probes, but has nothing to reset. No peer goes on reading once it has ended its own stream."""
 NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 MAX_VIEWS = 64
 """Of one system call: enough that calls cost nothing beside the copy, few enough to list again after a short one."""
@@ -126,6 +138,9 @@ def tune(sock: socket.socket) -> None:
         # Systems and sandboxes lack some of these, and a peer may have gone: the first use of the socket will tell.
         with contextlib.suppress(AttributeError, OSError):
             sock.setsockopt(level, getattr(socket, name), value)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # before Linux 6.15
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, TRY_AGAIN)
 
 
 def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None:
@@ -141,8 +156,11 @@ def send_all(sock: socket.socket, views: Sequence[bytes | memoryview], deadline:
             try:
                 _advance(left, sock.sendmsg(list(islice(left, MAX_VIEWS)), [], socket.MSG_DONTWAIT))
             except NOT_YET as exc:
-                if not _poll(sock, _event(exc, select.POLLOUT), seconds):
+                found = _poll(sock, _event(exc, select.POLLOUT) | _ENDED, seconds)
+                if not found:
                     raise DeadlineExceeded("the peer does not take what is sent") from exc
+                if found == _ENDED:
+                    raise PeerGone("the peer closed the connection") from exc
     except (OSError, ValueError) as exc:
         raise broken(exc, "the connection broke while sending") from exc
 
@@ -152,21 +170,53 @@ def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline:
     left = deque(view for view in views if view)
     size = sum(view.nbytes for view in left)
     try:
-        while left:
-            seconds = remaining(deadline)
-            try:
-                count = sock.recvmsg_into(list(islice(left, MAX_VIEWS)), 0, socket.MSG_DONTWAIT)[0]
-            except NOT_YET as exc:
-                _gather(sock, min(size, GATHER))
-                if not _poll(sock, _event(exc, select.POLLIN), seconds):
-                    raise DeadlineExceeded("the peer sends nothing") from exc
-                continue
-            if count == 0:
-                raise PeerGone("the peer closed the connection")
-            size -= count
-            _advance(left, count)
+        with _Sleep(sock) as sleep:
+            while left:
+                seconds = remaining(deadline)
+                try:
+                    count = sock.recvmsg_into(list(islice(left, MAX_VIEWS)), 0, socket.MSG_DONTWAIT)[0]
+                except NOT_YET as exc:
+                    if not _poll(sock, _event(exc, select.POLLIN), sleep.until(size, seconds)) and not sleep.shorten():
+                        raise DeadlineExceeded("the peer sends nothing") from exc
+                    continue
+                if count == 0:
+                    raise PeerGone("the peer closed the connection")
+                size -= count
+                _advance(left, count)
     except (OSError, ValueError) as exc:
         raise broken(exc, "the connection broke while receiving") from exc
+
+
+class _Sleep:
+    """Wakes a reader only when many bytes have come, or the stream has ended: each waking costs the sender too."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        # A UNIX socket has no such option; TLS keeps bytes of its own, so that fewer may come.
+        self._able = sock.family is not socket.AF_UNIX and not isinstance(sock, security.TlsSocket)
+        self._size = 1
+
+    def __enter__(self) -> _Sleep:
+        return self
+
+    def until(self, size: int, seconds: float) -> float:
+        """Sleep until `size` bytes are there, or GATHER; for how long at most."""
+        self._set(min(size, GATHER) if self._able and size >= _MUCH else 1)
+        return seconds if self._size == 1 else min(seconds, GATHER_SECONDS)
+
+    def shorten(self) -> bool:
+        """After a sleep that was too long: any byte wakes from now on. False when it did so before."""
+        self._able = False
+        return self._size > 1
+
+    def __exit__(self, *raised: object) -> None:
+        with contextlib.suppress(OSError):
+            self._set(1)
+
+    def _set(self, size: int) -> None:
+        if size != self._size:
+            self._size = size
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 def _advance(left: deque[memoryview], count: int) -> None:
@@ -182,6 +232,24 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None
     receive_into_all(sock, [view], deadline)
 
 
+def receive_some(sock: socket.socket, most: int, deadline: float, flags: int = 0) -> bytes:
+    """Wait for bytes and take those that are there, from 1 to `most`. Not for TLS."""
+    try:
+        while True:
+            seconds = remaining(deadline)
+            try:
+                data = sock.recv(most, flags | socket.MSG_DONTWAIT)
+            except BlockingIOError as exc:
+                if not _poll(sock, select.POLLIN, seconds):
+                    raise DeadlineExceeded("the peer sends nothing") from exc
+                continue
+            if not data:
+                raise PeerGone("the peer closed the connection")
+            return data
+    except (OSError, ValueError) as exc:
+        raise broken(exc, "the connection broke while receiving") from exc
+
+
 def receive(sock: socket.socket, length: int, deadline: float) -> bytes:
     buffer = bytearray(length)
     receive_into_all(sock, [memoryview(buffer)], deadline)
@@ -193,8 +261,7 @@ def readable(sock: socket.socket, seconds: float) -> bool:
     try:
         if isinstance(sock, security.TlsSocket) and sock.pending():
             return True
-        _gather(sock, 1)
-        return _poll(sock, select.POLLIN, seconds)
+        return bool(_poll(sock, select.POLLIN, seconds))
     except (OSError, ValueError) as exc:
         raise PeerGone(f"the connection is closed: {exc}") from exc
 
@@ -207,10 +274,11 @@ def ended(sock: socket.socket) -> bool:
         return True
 
 
-def _poll(sock: socket.socket, event: int, seconds: float) -> bool:
+def _poll(sock: socket.socket, event: int, seconds: float) -> int:
+    """What has happened within `seconds`; 0 for nothing."""
     poll = select.poll()
     poll.register(sock, event)
-    return bool(poll.poll(seconds * 1000))
+    return next((found for _, found in poll.poll(seconds * 1000)), 0)
 
 
 def _event(problem: OSError, event: int) -> int:
@@ -218,14 +286,6 @@ def _event(problem: OSError, event: int) -> int:
     if isinstance(problem, ssl.SSLWantReadError):
         return select.POLLIN
     return select.POLLOUT if isinstance(problem, ssl.SSLWantWriteError) else event
-
-
-def _gather(sock: socket.socket, size: int) -> None:
-    """Wake a reader only when `size` bytes have come, or the stream has ended: each waking costs the sender too."""
-    if sock.family is socket.AF_UNIX or isinstance(sock, security.TlsSocket):
-        return  # the one has no such option; the other keeps bytes of its own, so that fewer may come
-    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != size:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 def greet(

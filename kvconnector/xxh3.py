@@ -45,7 +45,7 @@ _AHEAD = 64
 def _loads(kind: Any, bits: int) -> Any:
     """A function that reads an unsigned integer of `bits` bits at an address."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def made(_typing: Any, address: Any) -> Any:
         def codegen(_context: Any, builder: Any, _signature: Any, arguments: list[Any]) -> Any:
             value = builder.load(builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer()))
@@ -60,7 +60,7 @@ def _loads(kind: Any, bits: int) -> Any:
 _read8, _read32, _read64 = _loads(types.uint64, 8), _loads(types.uint64, 32), _loads(types.uint64, 64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _fold(_typing: Any, a: Any, b: Any) -> Any:
     """Both halves of the 128-bit product, xor-ed."""
 
@@ -86,7 +86,7 @@ def _vector(builder: Any, address: Any) -> Any:
     return value
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _accumulate(_typing: Any, state: Any, start: Any, secret: Any, lines: Any) -> Any:
     """Take in `lines` lines at `start`; the secret moves on by 8 bytes for each."""
 
@@ -110,7 +110,7 @@ def _accumulate(_typing: Any, state: Any, start: Any, secret: Any, lines: Any) -
     return types.void(types.intp, types.intp, types.intp, types.intp), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _scramble(_typing: Any, state: Any, secret: Any) -> Any:
     def codegen(context: Any, builder: Any, _signature: Any, arguments: list[Any]) -> Any:
         state, secret = arguments
@@ -236,6 +236,11 @@ def digests(base: int, spans: Any, seeds: Any, lane_bytes: int, secret: int, sta
         for k in range(spans.shape[0]):
             first = base + lane * lane_bytes + spans[k, 0]
             out[lane, k] = xxh3(first, spans[k, 1] - spans[k, 0], seeds[lane] | _U(spans[k, 2]), secret, state)
+
+
+def warm() -> None:
+    """Compile, by digesting nothing."""
+    of_lanes(np.zeros(1, np.uint8), np.zeros((0, 3), np.int64), np.zeros(1, np.uint64))
 
 
 def of_lanes(dense: npt.NDArray[Any], spans: npt.NDArray[np.int64], seeds: npt.NDArray[np.uint64]) -> Any:

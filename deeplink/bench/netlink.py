@@ -113,6 +113,11 @@ def between(line: Line) -> Iterator[Net]:
         yield Net(ends[0], ends[1], relay)
 
 
+def identity() -> int:
+    """Of the network namespace that this thread is in."""
+    return os.stat(HERE).st_ino
+
+
 def _new(undo: contextlib.ExitStack) -> int:
     """The descriptor of a new namespace, which a thread that ends at once makes: a thread cannot go back by itself."""
     made: list[int | OSError] = []

@@ -97,7 +97,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 *(["" if cost is None else f"{cost:.2f}"] if costed else []),
             ]
         )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("|  |", "| |")
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _number(value: float) -> str:

@@ -12,6 +12,7 @@ COMMANDS = {
     "bench": "how fast this machine hands over KV caches, beside what it could do",
     "contract": "what an engine states, and whether two engines can hand over",
     "demo": "two unlike vLLM engines and a router on this machine, from nothing",
+    "doctor": "what is here, what works, and what would be refused and why",
     "router": "serve one OpenAI endpoint in front of the engines in deeplink.toml",
 }
 

@@ -50,6 +50,17 @@ def expect(sock: socket.socket, deadline: float) -> None:
     raise Refused(f"the peer's transport refused a push: {text}", field="region")
 
 
+def expect_some(sock: socket.socket, most: int, deadline: float) -> int:
+    """How many pushes the peer has accepted by now, at least one and at most `most`. Raises what `expect` raises."""
+    said = wire.receive_some(sock, most, deadline, socket.MSG_PEEK)
+    accepted = len(said) - len(said.lstrip(_OK))
+    if accepted:
+        wire.receive(sock, accepted, deadline)
+    else:
+        expect(sock, deadline)
+    return accepted
+
+
 def _mismatch(ours: int, theirs: int, what: str) -> Corrupted:
     return Corrupted(f"bytes that {what}", field="checksum", ours=f"{ours:016x}", theirs=f"{theirs:016x}")
 

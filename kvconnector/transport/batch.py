@@ -34,7 +34,12 @@ def cut(pushes: Iterable[Push], size: int) -> Iterator[list[Push]]:
     batch: list[Push] = []
     room = size
     for push in pushes:
-        source = push.source.cast("B")
+        whole = push.source
+        if whole.nbytes < room and whole.itemsize == whole.ndim == 1 and len(batch) < MAX_PARTS - 1:
+            batch.append(push)
+            room -= whole.nbytes
+            continue
+        source = whole.cast("B")
         done = 0
         while True:
             piece = source[done : done + room]
@@ -68,6 +73,10 @@ def windows(views: Iterable[memoryview]) -> Iterator[list[memoryview]]:
     window: list[memoryview] = []
     room = WINDOW
     for view in views:
+        if 0 < view.nbytes < room:
+            window.append(view)
+            room -= view.nbytes
+            continue
         while view:
             window.append(view[:room])
             view, room = view[room:], room - window[-1].nbytes

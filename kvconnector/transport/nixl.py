@@ -72,7 +72,7 @@ class NixlLibrary:
         api = load()
         bindings = importlib.import_module(f"{api.__name__.rpartition('.')[0]}._bindings")
         kinds = [kind for kind in vars(bindings).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-        self._errors: tuple[type[Exception], ...] = (RuntimeError, *kinds)
+        self.errors: tuple[type[Exception], ...] = (RuntimeError, *kinds)
         self._disconnected: tuple[type[Exception], ...] = (bindings.nixlRemoteDisconnectError,)
         self.name = f"deeplink-{secrets.token_hex(8)}"
         try:
@@ -80,7 +80,7 @@ class NixlLibrary:
             self._agent: Any = api.nixl_agent(self.name, config)
             if BACKEND not in self._agent.backends:
                 raise ConfigError(f"NIXL has no {BACKEND} here, only {', '.join(self._agent.plugin_list)}")
-        except self._errors as exc:
+        except self.errors as exc:
             raise ConfigError(f"NIXL does not start: {exc}") from exc
         self._lock = threading.Lock()
         self._peers: Counter[str] = Counter()
@@ -95,7 +95,7 @@ class NixlLibrary:
                 yield self._agent
             except self._disconnected as exc:
                 raise PeerGone(f"NIXL lost the peer: {exc}") from exc
-            except self._errors as exc:
+            except self.errors as exc:
                 raise HandoffError(f"NIXL: {exc}") from exc
 
     def register(self, start: int, length: int) -> object:
@@ -167,7 +167,11 @@ class NixlSession:
             ours = agent.get_xfer_descs(_rows(pieces.source, pieces.length), MEMORY)
             theirs = agent.get_xfer_descs(_rows(pieces.target, pieces.length), MEMORY)
             handle = agent.initialize_xfer("WRITE", ours, theirs, self._peer)
-            return NixlFlight(self._library, handle, agent.transfer(handle))
+            try:
+                return NixlFlight(self._library, handle, agent.transfer(handle))
+            except self._library.errors:
+                agent.release_xfer_handle(handle)
+                raise
 
     def progress(self) -> None:
         with self._library.using() as agent:
@@ -180,6 +184,8 @@ class NixlSession:
 
 
 class NixlFlight:
+    """Its handle is released under the lock; left to the garbage collector, that would be at any time."""
+
     def __init__(self, library: NixlLibrary, handle: Any, state: str) -> None:
         self._library = library
         self._handle = handle
@@ -187,14 +193,17 @@ class NixlFlight:
 
     def done(self) -> bool:
         with self._library.using() as agent:
-            if self._state == "PROC":
-                self._state = agent.check_xfer_state(self._handle)
-            if self._state == "PROC":
-                return False
-            agent.release_xfer_handle(self._handle)
-            if self._state != "DONE":
-                raise HandoffError(f"NIXL could not write: {self._state}")
-            return True
+            over = True
+            try:
+                if self._state == "PROC":
+                    self._state = agent.check_xfer_state(self._handle)
+                over = self._state != "PROC"
+            finally:
+                if over:
+                    agent.release_xfer_handle(self._handle)
+        if over and self._state != "DONE":
+            raise HandoffError(f"NIXL could not write: {self._state}")
+        return over
 
 
 def _rows(start: Addresses, length: Addresses) -> npt.NDArray[np.uint64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -56,8 +57,11 @@ class Wanted:
     def pieces(self, bases: Sequence[int], source: Addresses) -> Pieces:
         """To the peer's addresses: `bases` has the one of each region's first byte. Neighbours become one piece."""
         target = np.array(bases, np.uint64)[self.region] + self.offset if self.sources else self.offset
-        order = np.argsort(source, kind="stable")
-        return _merge(Pieces(source[order], target[order], self.length[order]))
+        pieces = Pieces(source, target, self.length)
+        if (source[1:] < source[:-1]).any():
+            order = np.argsort(source, kind="stable")
+            pieces = Pieces(source[order], target[order], self.length[order])
+        return _merge(pieces)
 
     def addresses(self) -> Addresses:
         """Where the sources lie."""
@@ -66,7 +70,7 @@ class Wanted:
             found = [_addressof(_from_buffer(source)) for source in self.sources]
         except TypeError:  # one of them is read-only
             found = [address(source) for source in self.sources]
-        return np.array(found, np.uint64)
+        return _array(found)
 
 
 _addressof = ctypes.addressof
@@ -82,11 +86,15 @@ def address(memory: memoryview) -> int:
     return _addressof(_from_buffer(memory))
 
 
+def _array(numbers: list[int]) -> Addresses:
+    return np.frombuffer(array("Q", numbers), np.uint64)  # twice as fast as by numpy alone
+
+
 def read(pushes: Sequence[Push]) -> Wanted:
     numbers = {key: number for number, key in enumerate(dict.fromkeys([push.key for push in pushes]))}
-    length = np.array([push.source.nbytes for push in pushes], np.uint64)
-    offset = np.array([push.offset for push in pushes], np.uint64)
     sources = [push.source for push in pushes]
+    length = _array([source.nbytes for source in sources])
+    offset = _array([push.offset for push in pushes])
     if len(numbers) == 1:
         region = np.zeros(len(pushes), np.int64)
     else:

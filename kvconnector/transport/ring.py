@@ -13,9 +13,6 @@ import mmap
 import os
 import socket
 
-import numpy as np
-import numpy.typing as npt
-
 from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError
 from deeplink.kvconnector import wire
 
@@ -24,8 +21,6 @@ SLOTS = 4
 """1 MiB stays in a core's cache between the copy in and the copy out, and is large beside the cost of saying so."""
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def make() -> int:
@@ -40,13 +35,13 @@ def make() -> int:
     return descriptor
 
 
-def _map(descriptor: int) -> list[Bytes]:
+def _map(descriptor: int) -> list[memoryview]:
     """The slots of a ring; they stay mapped for as long as one of them is referred to."""
-    memory = mmap.mmap(descriptor, SLOT * SLOTS)
-    return list(np.frombuffer(memory, np.uint8).reshape(SLOTS, SLOT))
+    memory = memoryview(mmap.mmap(descriptor, SLOT * SLOTS))
+    return [memory[start : start + SLOT] for start in range(0, SLOT * SLOTS, SLOT)]
 
 
-def send(sock: socket.socket, deadline: float) -> list[Bytes]:
+def send(sock: socket.socket, deadline: float) -> list[memoryview]:
     """Make a ring, give it to the peer, and map it here."""
     try:
         descriptor = make()
@@ -62,7 +57,7 @@ def send(sock: socket.socket, deadline: float) -> list[Bytes]:
         os.close(descriptor)
 
 
-def receive(sock: socket.socket, deadline: float) -> list[Bytes]:
+def receive(sock: socket.socket, deadline: float) -> list[memoryview]:
     """Raises ProtocolError for anything but a ring that nobody can shrink."""
     descriptors: list[int] = []
     try:

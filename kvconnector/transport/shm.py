@@ -29,7 +29,7 @@ from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.transport import answer, ring
 from deeplink.kvconnector.transport.base import Capabilities, Link, Push, Region, Transport
 from deeplink.kvconnector.transport.regions import Regions
-from deeplink.kvconnector.transport.ring import SLOT, SLOTS, Bytes
+from deeplink.kvconnector.transport.ring import SLOT, SLOTS
 
 NAME = "shm"
 PURPOSE = "transport-shm"
@@ -37,6 +37,8 @@ IDLE_SECONDS = 24 * 3600.0
 RETRY_SECONDS = 0.01
 TRIAL_SECONDS = 5.0
 MAX_PARTS = 512
+LARGE = 256 << 10
+"""Bytes of a part from which on copying may take longer than letting other threads run meanwhile."""
 
 _COUNT = struct.Struct("<H")
 _PART = struct.Struct("<16sQQ")
@@ -53,7 +55,7 @@ def place() -> str:
 
 
 class ShmLink:
-    def __init__(self, sock: socket.socket, slots: list[Bytes]) -> None:
+    def __init__(self, sock: socket.socket, slots: list[memoryview]) -> None:
         self._shared = wire.Shared(sock)
         self._slots = slots
         self._sent = 0
@@ -65,17 +67,17 @@ class ShmLink:
             parts: list[bytes] = []
             filled = 0
             for push in pushes:
-                source = np.asarray(push.source.cast("B"))
-                done = 0
+                source = push.source.cast("B")
+                size, done = source.nbytes, 0
                 while True:
-                    length = min(source.nbytes - done, SLOT - filled)
-                    np.copyto(slot[filled : filled + length], source[done : done + length])
+                    length = min(size - done, SLOT - filled)
+                    _copy(slot[filled : filled + length], source[done : done + length], length)
                     parts.append(_PART.pack(push.key, push.offset + done, length))
                     filled, done = filled + length, done + length
                     if filled == SLOT or len(parts) == MAX_PARTS:
                         self._send_slot(sock, parts, deadline)
                         slot, parts, filled = self._free_slot(sock, deadline), [], 0
-                    if done == source.nbytes:
+                    if done == size:
                         break
             if parts:
                 self._send_slot(sock, parts, deadline)
@@ -91,7 +93,7 @@ class ShmLink:
         self._sent += 1
         self._unanswered += 1
 
-    def _free_slot(self, sock: socket.socket, deadline: float) -> Bytes:
+    def _free_slot(self, sock: socket.socket, deadline: float) -> memoryview:
         slots = self._slots
         if not slots:
             raise PeerGone("the connection is closed")
@@ -100,8 +102,7 @@ class ShmLink:
         return slots[self._sent % SLOTS]
 
     def _hear(self, sock: socket.socket, deadline: float) -> None:
-        answer.expect(sock, deadline)
-        self._unanswered -= 1
+        self._unanswered -= answer.expect_some(sock, self._unanswered, deadline)
 
 
 class ShmTransport:
@@ -154,14 +155,14 @@ class ShmTransport:
 
     def _serve(self, sock: socket.socket) -> None:
         slots = ring.send(sock, time.monotonic() + answer.BODY_SECONDS)
+        inbox = _Inbox(sock)
         turn = 0
         while True:
-            (count,) = _COUNT.unpack(wire.receive(sock, _COUNT.size, time.monotonic() + IDLE_SECONDS))
+            (count,) = _COUNT.unpack(inbox.take(_COUNT.size, IDLE_SECONDS))
             if count > MAX_PARTS:
                 raise answer.refuse(sock, f"{count} parts in one slot, at most {MAX_PARTS} may be")
-            packed = wire.receive(sock, count * _PART.size, time.monotonic() + answer.BODY_SECONDS)
-            parts = list(_PART.iter_unpack(packed))
-            total = sum(length for _, _, length in parts)
+            parts = list(_PART.iter_unpack(inbox.take(count * _PART.size, answer.BODY_SECONDS)))
+            total = sum([length for _, _, length in parts])
             if total > SLOT:
                 raise answer.refuse(sock, f"{total} bytes in a slot of {SLOT}")
             try:
@@ -173,12 +174,35 @@ class ShmTransport:
             turn = (turn + 1) % SLOTS
 
 
-def _scatter(slot: Bytes, views: list[memoryview]) -> None:
+class _Inbox:
+    """What a peer says, taken from its socket in as few calls as it comes in."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._said = b""
+
+    def take(self, length: int, seconds: float) -> bytes:
+        if len(self._said) < length:
+            deadline = time.monotonic() + seconds
+            while len(self._said) < length:
+                self._said += wire.receive_some(self._sock, SLOTS * (_COUNT.size + MAX_PARTS * _PART.size), deadline)
+        found, self._said = self._said[:length], self._said[length:]
+        return found
+
+
+def _scatter(slot: memoryview, views: list[memoryview]) -> None:
     position = 0
     for view in views:
-        # Through numpy, which lets other threads run while it copies.
-        np.copyto(np.asarray(view), slot[position : position + view.nbytes])
-        position += view.nbytes
+        length = view.nbytes
+        _copy(view, slot[position : position + length], length)
+        position += length
+
+
+def _copy(target: memoryview, source: memoryview, length: int) -> None:
+    if length < LARGE:
+        target[:] = source
+    else:  # through numpy, which lets other threads run while it copies
+        np.copyto(np.asarray(target), np.asarray(source))
 
 
 def _listen(name: str) -> socket.socket:

@@ -25,7 +25,11 @@ class Transports:
         return {name: transport.address for name, transport in self.running.items()}
 
     def stage(self, arenas: Iterable[memoryview]) -> Transports:
-        """Those that take the staging arenas, and why the others do not. Raises ConfigError when none does."""
+        """As `offer`, and raises ConfigError when none is left."""
+        return self.offer(arenas).require()
+
+    def offer(self, arenas: Iterable[memoryview]) -> Transports:
+        """Those that take the staging arenas, and why the others do not, which are closed."""
         arenas = list(arenas)
         running = dict(self.running)
         failed = dict(self.failed)
@@ -37,7 +41,18 @@ class Transports:
                 failed[name] = exc
                 log.warning("deeplink transport %s cannot use the staging memory: %s", name, exc or repr(exc))
                 running.pop(name).close()
-        return _some(running, failed)
+        return Transports(running, failed)
+
+    def require(self) -> Transports:
+        """Itself; raises ConfigError when none runs."""
+        if self.running:
+            return self
+        reasons = "; ".join(f"{name}: {exc or repr(exc)}" for name, exc in self.failed.items())
+        raise ConfigError(
+            f"no transport works here ({reasons or 'no plugin has one'})",
+            field="transports",
+            remedy="see the log for plugins that did not load, and DEEPLINK_DISABLE_PLUGINS",
+        )
 
     def close(self) -> None:
         for transport in self.running.values():
@@ -52,11 +67,23 @@ def start(
     verify: bool = True,
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Transports:
-    """Start each of them, with the keyword arguments that `options` has under its name.
+    """As `survey`, and raises ConfigError when none runs."""
+    return survey(factories, host, secret, trust, verify, options).require()
+
+
+def survey(
+    factories: Mapping[str, Callable[..., Transport]],
+    host: str,
+    secret: bytes,
+    trust: str = "peers",
+    verify: bool = True,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Transports:
+    """Start each of them, with the keyword arguments that `options` has under its name; the caller closes the result.
 
     With `trust` in ``peers``, only those that authenticate; without `verify`, which is checking digests, only those
     that can revoke what a peer may write. A factory with an attribute `capabilities`, as a class has, is not even
-    called otherwise. Raises ConfigError when none is left; the caller closes the result.
+    called otherwise.
     """
     running: dict[str, Transport] = {}
     failed: dict[str, Exception] = {}
@@ -76,17 +103,6 @@ def start(
         else:
             transport.close()
             failed[name] = reason
-    return _some(running, failed)
-
-
-def _some(running: dict[str, Transport], failed: dict[str, Exception]) -> Transports:
-    if not running:
-        reasons = "; ".join(f"{name}: {exc or repr(exc)}" for name, exc in failed.items())
-        raise ConfigError(
-            f"no transport works here ({reasons or 'no plugin has one'})",
-            field="transports",
-            remedy="see the log for plugins that did not load, and DEEPLINK_DISABLE_PLUGINS",
-        )
     return Transports(dict(sorted(running.items(), key=_preference)), failed)
 
 

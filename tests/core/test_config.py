@@ -69,6 +69,7 @@ def engine(**changes: Any) -> dict[str, Any]:
         ({"kv": {"chunk": -5}}, "kv.chunk"),
         ({"kv": {"chunk": (256 << 20) + 1}}, "kv.chunk"),
         ({"kv": {"digest": "sometimes"}}, "kv.digest"),
+        ({"kv": {"trust": "everyone"}}, "kv.trust"),
         ({"kv": {"host": 7}}, "kv.host"),
         ({"kv": {"streams": 17}}, "kv.streams"),
         ({"kv": {"streams": -1}}, "kv.streams"),

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from deeplink import config, hookspecs, plugins
 from deeplink.cli import main
 from deeplink.errors import DeeplinkError
+from deeplink.kvconnector import compiled
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -35,7 +36,7 @@ def _settings(model: type[BaseModel], prefix: str = "") -> set[str]:
 
 def test_every_setting_and_variable() -> None:
     named = _first_column("config.md")
-    variables = {config.VARIABLE, plugins.ONLY, plugins.DISABLE, plugins.TRACE}
+    variables = {config.VARIABLE, plugins.ONLY, plugins.DISABLE, plugins.TRACE, compiled.VARIABLE}
     assert {name for name in named if name.isupper() or "DEEPLINK_" in name} == variables
     settings = {name for name in named if not name.startswith(("-", "DEEPLINK_", "GET", "DELETE"))}
     assert settings == _settings(config.Config)

@@ -116,6 +116,17 @@ def test_contract_is_light(arguments: list[str]) -> None:
     assert not modules & HEAVY
 
 
+def test_doctor_is_light() -> None:
+    modules, text = _imported(HELP, "doctor", "--help")
+    assert "Usage: deeplink doctor" in text
+    assert not modules & HEAVY
+
+
+def test_the_doctor_brings_no_web_stack() -> None:
+    modules, _ = _imported("import deeplink.doctor.examination, deeplink.doctor.link, deeplink.doctor.peer")
+    assert not modules & {"torch", "aiohttp", "vllm", "transformers"}
+
+
 def test_the_pure_part_of_kvconnector_is_light() -> None:
     pure = ", ".join(
         f"deeplink.kvconnector.{name}" for name in ("layout", "contract", "negotiate", "compare", "ticket")

@@ -50,7 +50,9 @@ def unlike(fleet: Fleet) -> tuple[Running, Running]:
 def pair(fleet: Fleet, unlike: tuple[Running, Running]) -> Pair:
     # Few blocks and short steps: a long prompt takes many steps, and two long ones do not fit.
     small = ("--max-num-batched-tokens", "128", "--num-gpu-blocks-override", "24")
-    prefill = fleet.prepare("prefill", "prefill", block_size=64, flags=small)
+    consent = fleet.folder / "prefill.toml"
+    consent.write_text('[kv]\ncasts = ["float32->float16"]\n')
+    prefill = fleet.prepare("prefill", "prefill", block_size=64, flags=small, config=consent)
     decode = fleet.prepare("decode", "decode", block_size=128)
     fleet.start(prefill, decode, *unlike)
     return Pair(fleet, prefill, decode, fleet.router(prefill, decode))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 import urllib.error
@@ -16,10 +18,40 @@ from typing import Any
 
 from deeplink import secret
 from deeplink.kvconnector import contract as co
-from deeplink.local import engines, environment, model, overlay
+from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.negotiate import Agreement, negotiate
+from deeplink.local import cache, engines, environment, model, overlay
 from deeplink.local.engines import Engine
 from deeplink.local.environment import Environment
 from deeplink.local.process import Process, wait_all_ready
+
+_TINY = {
+    "vocab_size": 49152,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_PATTERN = ["sliding_attention", "sliding_attention", "full_attention"]
+TINY_MODELS: dict[str, dict[str, Any]] = {
+    "four-heads": {**_TINY, "model_type": "llama", "num_key_value_heads": 4},
+    "one-head": {**_TINY, "model_type": "llama", "num_key_value_heads": 1},
+    "hybrid": {
+        **_TINY,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 4,
+        "sliding_window": 64,
+        "layer_types": _PATTERN * 2,
+        "query_pre_attn_scalar": 32,
+    },
+}
+"""SmolLM2 has 9 heads and 3 KV heads, which no two ranks can share, and one kind of attention."""
 
 PLUGINS = Path(__file__).with_name("plugins")
 START_SECONDS = 400.0
@@ -132,6 +164,18 @@ class Fleet:
     def variant(self) -> Path:
         return model.variant(self.environment, self.overlay, self.model, 1, _say)
 
+    def tiny(self, name: str) -> Path:
+        """A model of random weights, small in everything but its vocabulary, which is that of the other model."""
+        config = json.dumps(TINY_MODELS[name], sort_keys=True)
+        program = Path(__file__).with_name("make_tiny.py")
+        key = hashlib.sha256(program.read_bytes() + config.encode()).hexdigest()[:12]
+
+        def make(target: Path) -> None:
+            command = [self.environment.folder / "bin" / "python", program, target, self.model, config]
+            subprocess.run(command, check=True, timeout=300, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+
+        return cache.ensure(cache.root() / "models" / f"tiny-{name}-{key}", make, _say)
+
     def prepare(self, name: str, role: str, **settings: Any) -> Running:
         """An engine, not started. Every one has the test plugins; see `plugins/`."""
         (port,) = engines.free_ports(1)
@@ -198,6 +242,20 @@ class Pair:
     prefill: Running
     decode: Running
     router: str
+
+
+def hand_over(prefill: Running, decode: Running, body: dict[str, Any], seconds: float = 60) -> tuple[Any, str]:
+    """What a router does, without one: engines that can do both would each serve alone. The answer and the handoff."""
+    ours, theirs = prefill.contract, decode.contract
+    agreement = negotiate(ours, theirs)
+    assert isinstance(agreement, Agreement), agreement
+    name = tickets.new_handoff()
+    ticket = tickets.mint(tickets.issue(name, ours, theirs, agreement, int(seconds * 1000)), secret.load())
+    for running, side, changes in ((prefill, "produce", {"max_tokens": 1}), (decode, "consume", {})):
+        parameters = {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}
+        answer = http(running.url + "/v1/completions", {**body, **changes, **parameters}, seconds=seconds)
+        assert answer.status == 200, answer.data
+    return answer.json, name
 
 
 def quiet(*running: Running, seconds: float = 2.0) -> None:

@@ -1,6 +1,6 @@
 """A program for the engines' environment: write a tiny model with random weights, and the tokenizer of another.
 
-    make_tiny.py TARGET TOKENIZER_FROM CONFIG_JSON
+make_tiny.py TARGET TOKENIZER_FROM CONFIG_JSON
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.negotiate import sizes
 
 DOCS = Path(__file__).parents[2] / "docs"
 PACKING = {
@@ -16,12 +17,13 @@ PACKING = {
 HEAD = """# Support matrix
 
 Written by `make test`; do not edit. A cell is *exact* when real engines handed over and every check of the test held
-(tokens equal to the decode engine alone in fp32; digests equal), *refused (field)* when the router named the field and
+(tokens equal to the decode engine alone in fp32; digests equal), *lossy (cast)* when both operators consented to a cast
+whose bound docs/casts.md states, *refused (field)* when the router named the field and
 no block moved. *CPU with AMX* is the packing that vLLM's AMX kernel writes; on a machine without AMX the kernel still
 writes it, and the test has attention computed on an unpacked copy.
 
-| prefill | dtype | block | packing | decode | dtype | block | packing | result |
-|---|---|---|---|---|---|---|---|---|
+| prefill | dtype | block | packing | ranks | cache | decode | dtype | block | packing | ranks | cache | result |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -44,10 +46,12 @@ class Matrix:
 
 
 def _side(contract: Contract) -> dict[str, object]:
-    (group,) = contract.groups
+    group = contract.groups[0]
     return {
         "engine": f"{contract.engine} {contract.engine_version}",
         "dtype": group.dtype,
         "block_size": group.block_size,
         "packing": PACKING[group.layout],
+        "ranks": sizes(contract).removesuffix(", dp 1"),
+        "cache": ", ".join(dict.fromkeys(group.kind for group in contract.groups)),
     }

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from loopback import Pair, make_pair
 
+from deeplink.kvconnector import compiled, in_blocks
+
 
 @pytest.fixture
 def make() -> Iterator[Callable[..., Pair]]:
@@ -23,3 +25,18 @@ def make() -> Iterator[Callable[..., Pair]]:
 @pytest.fixture
 def pair(make: Callable[..., Pair]) -> Pair:
     return make()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm() -> None:
+    """Compiling takes seconds, which are not those of the test that happens to come first."""
+    compiled.warm()
+    in_blocks.warm()
+
+
+@pytest.fixture(scope="module", params=["numpy", "numba"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What uses this runs twice: with numpy's loops, and with the compiled ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(compiled.VARIABLE, request.param)
+        yield request.param

@@ -20,6 +20,8 @@ from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.layout import ELEMENTS, RECORDS, Bound, Layout
 from deeplink.kvconnector.plan import Chunk
 
+pytestmark = pytest.mark.usefixtures("way")
+
 LAYERS, BLOCKS = 2, 4
 TABLE = [3, 1, 2]
 CASES = [(entry, dtype) for entry in ENTRIES for dtype in entry.dtypes]

@@ -17,6 +17,8 @@ from deeplink.kvconnector.convert import gather, scatter, storage_dtype, wire_sh
 from deeplink.kvconnector.layout import ELEMENTS
 from deeplink.kvconnector.plan import Chunk, Run, runs
 
+pytestmark = pytest.mark.usefixtures("way")
+
 LAYERS = 2
 AMX = Sized("block head (k: token/4 dim/2 token%4 dim%2 | v: dim/4 token/2 dim%4 token%2)", 4, 2, 8, 8)
 SPECIAL = {

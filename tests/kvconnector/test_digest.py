@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_layouts import Sized, layouts
+from random_layouts import Sized, layouts, tables
 
-from deeplink.kvconnector import digest
+from deeplink.errors import LayoutError
+from deeplink.kvconnector import convert, digest, in_blocks
 from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.plan import TILE, Chunk, chunks
+from deeplink.kvconnector.plan import TILE, Chunk, Run, chunks, runs
+
+pytestmark = pytest.mark.usefixtures("way")
 
 LAYERS, HEADS, DIM = 3, 2, 4
+KNOWN = 0xF221D7731797A992
 
 
 def content(tokens: int, seed: int = 0) -> np.ndarray:
@@ -128,3 +132,62 @@ def test_one_digest_per_tile(start: int, tokens: int) -> None:
     chunk = Chunk(start, start + tokens)
     tiles = digest.tiles(chunk, content(tokens))
     assert tiles.shape == (LAYERS, 2, HEADS, (chunk.stop - 1) // TILE - start // TILE + 1)
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+@given(st.integers(0, 20), st.integers(1, 70), st.integers(1, 80))
+def test_the_compiled_function_is_that_of_the_xxhash_package(itemsize: int, start: int, tokens: int, dim: int) -> None:
+    """Tiles of every length that the function treats in its own way: up to 3, 8, 16, 128 and 240 bytes, and longer."""
+    wire = np.random.default_rng(dim).integers(0, 256, (1, 2, 2, tokens, dim), np.uint8).astype(f"u{itemsize}")
+    chunk = Chunk(start, start + tokens)
+    by_numba = digest.tiles(chunk, wire, 3, 5, by="numba")
+    np.testing.assert_array_equal(by_numba, digest.tiles(chunk, wire, 3, 5, by="numpy"))
+
+
+def test_known_values() -> None:
+    """Both sides of a handoff may be of unlike releases: the numbers stay as they are."""
+    wire = np.arange(2 * 2 * 2 * 40 * 8, dtype=np.uint16).reshape(2, 2, 2, 40, 8)
+    tiles = digest.tiles(Chunk(5, 45), wire, first_layer=1, first_head=4)
+    assert tiles.shape == (2, 2, 2, 3)
+    assert digest.total(tiles) == KNOWN
+
+
+@given(st.data())
+def test_the_digest_in_the_blocks_is_that_of_the_wire(data: st.DataObject) -> None:
+    sized = data.draw(layouts())
+    table, chunk = data.draw(tables(sized))
+    bound = sized.bind()
+    rng = np.random.default_rng(2)
+    caches = [rng.integers(0, 1 << 16, size, np.uint16) for size in sized.tensors * LAYERS]
+    wire = np.empty(convert.wire_shape(bound, LAYERS, chunk.tokens), np.uint16)
+    convert.gather(caches, bound, runs(table, sized.block_size, chunk), wire)
+    got = in_blocks.tiles(caches, bound, runs(table, sized.block_size, chunk), chunk, first_layer=2, first_head=1)
+    np.testing.assert_array_equal(got, digest.tiles(chunk, wire, first_layer=2, first_head=1))
+
+
+@pytest.mark.parametrize("tokens", [700, 1000])
+@pytest.mark.parametrize("block_size", [1, 48, 128, 300])
+def test_slices_in_the_blocks_are_cut_where_it_suits_them(block_size: int, tokens: int) -> None:
+    """More than one slice, whose edges are not those of blocks or runs."""
+    sized = Sized("block head (k: dim token | v: token dim)", 1100 // block_size + 2, 2, block_size, 128)
+    bound = sized.bind()
+    rng = np.random.default_rng(3)
+    caches = [rng.integers(0, 1 << 32, size, np.uint32) for size in sized.tensors]
+    table = [*range(bound.blocks // 2, bound.blocks), *range(bound.blocks // 2)]
+    chunk = Chunk(37, 37 + tokens)
+    wire = np.empty(convert.wire_shape(bound, 1, tokens), np.uint32)
+    convert.gather(caches, bound, runs(table, block_size, chunk), wire)
+    got = in_blocks.tiles(caches, bound, runs(table, block_size, chunk), chunk)
+    np.testing.assert_array_equal(got, digest.tiles(chunk, wire))
+
+
+def test_the_digest_in_the_blocks_wants_all_of_the_chunk() -> None:
+    bound = Sized("block token head (kv dim)", 4, HEADS, 8, DIM).bind()
+    caches = [np.zeros(bound.elements(), np.uint16)]
+    for where in ([Run(1, 1, 0, 8, 0)], [Run(1, 1, 0, 8, 8)], [Run(1, 1, 0, 8, 0), Run(2, 1, 0, 4, 12)]):
+        with pytest.raises(LayoutError):
+            in_blocks.tiles(caches, bound, where, Chunk(0, 16))
+    with pytest.raises(LayoutError):
+        in_blocks.tiles([caches[0][:-1]], bound, runs([1, 2], 8, Chunk(0, 16)), Chunk(0, 16))
+    with pytest.raises(LayoutError):
+        in_blocks.tiles([], bound, runs([1, 2], 8, Chunk(0, 16)), Chunk(0, 16))

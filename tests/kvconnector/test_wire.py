@@ -263,3 +263,56 @@ def test_many_views_end_by_the_deadline_and_with_the_peer(ends: Ends) -> None:
         wire.receive_into_all(ends[1], [memoryview(bytearray(64 << 20))], soon())
     with pytest.raises(PeerGone):
         wire.send_all(ends[1], [bytes(16 << 20)], soon())
+
+
+def test_a_reader_sleeps_until_much_has_come_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with the end of the stream, and when it gives up."""
+    option = (socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+    asked: list[int] = []
+    poll = wire._poll
+
+    def watched(sock: socket.socket, event: int, seconds: float) -> int:
+        asked.append(sock.getsockopt(*option))
+        return poll(sock, event, seconds)
+
+    monkeypatch.setattr(wire, "_poll", watched)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        writer = socket.create_connection(server.getsockname())
+        reader, _ = server.accept()
+    target = bytearray(100_000)
+    reading = InThread(lambda: wire.receive_into(reader, memoryview(target), soon()))
+    eventually(lambda: asked)
+    writer.sendall(b"x" * 60_000)
+    eventually(lambda: target[59_999])  # what has come is taken some time although it is less
+    writer.sendall(b"x" * 40_000)
+    reading.join()
+    assert target == b"x" * 100_000
+    assert asked[0] == 100_000
+    assert reader.getsockopt(*option) == 1
+    with pytest.raises(DeadlineExceeded):
+        wire.receive_into(reader, memoryview(target), soon(0.05))
+    assert reader.getsockopt(*option) == 1
+    writer.sendall(b"x")
+    assert wire.readable(reader, 5)
+    reading = InThread(lambda: wire.receive_into(reader, memoryview(target), soon()))
+    writer.close()
+    with pytest.raises(PeerGone):
+        reading.join()
+    reader.close()
+
+
+def test_a_peer_that_closed_with_its_window_shut() -> None:
+    """It had read all there was, so its kernel resets nothing, and asks for nothing more."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        writer = socket.create_connection(server.getsockname())
+        reader, _ = server.accept()
+    sending = InThread(lambda: wire.send(writer, bytes(64 << 20), soon(8)))
+    eventually(lambda: reader.recv(1, socket.MSG_PEEK))
+    time.sleep(0.2)  # until nothing more fits
+    reader.shutdown(socket.SHUT_WR)
+    began = time.monotonic()
+    with pytest.raises(PeerGone):
+        sending.join()
+    assert time.monotonic() - began < 4
+    reader.close()
+    writer.close()

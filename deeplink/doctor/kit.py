@@ -1,0 +1,45 @@
+"""The transports of this host, started as an engine starts them, with the memory for trying them out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from deeplink.config import Config
+from deeplink.doctor.exchange import Kit
+from deeplink.doctor.model import reason_of
+from deeplink.doctor.subject import Effort
+from deeplink.doctor.trial import Memory
+from deeplink.errors import Reason
+from deeplink.kvconnector.tls import Tls
+from deeplink.kvconnector.transport import start
+from deeplink.plugins import Plugins
+
+_ADDRESS = "host under [kv] in deeplink.toml must be an address of this host"
+"""What to do about most of what the system says when a transport cannot listen."""
+
+
+def load_tls(config: Config) -> Tls | None:
+    """Raises ConfigError."""
+    files = config.kv.tls
+    return Tls.load(files.certificate, files.key, files.ca) if files is not None else None
+
+
+@contextlib.contextmanager
+def started(config: Config, plugins: Plugins, secret: bytes, effort: Effort) -> Iterator[Kit]:
+    """Raises ConfigError for TLS; transports that do not run are in the kit with their reasons."""
+    settings = config.kv
+    options = {"tcp": {"tls": load_tls(config), "streams": settings.streams}}
+    verify = settings.digest == "always"
+    transports = start.survey(plugins.transports.items, settings.host, secret, settings.trust, verify, options)
+    try:
+        memory = Memory(effort.size)
+        transports = transports.offer([memory.arena])
+        off = {name: explain(problem) for name, problem in transports.failed.items()}
+        yield Kit(transports, off, memory, min(settings.chunk, effort.size), effort.seconds)
+    finally:
+        transports.close()
+
+
+def explain(problem: Exception) -> Reason:
+    return reason_of(problem, _ADDRESS if isinstance(problem, OSError) else "")
