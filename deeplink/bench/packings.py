@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,8 +47,20 @@ class Filled:
 def filled(packing: str, size: Size, table: Sequence[int]) -> Filled:
     """bf16 K and V of random numbers in the blocks of `table`. Raises Unavailable."""
     wire = values(size)
-    if packing == "amx" and "amx_tile" not in Path("/proc/cpuinfo").read_text():
-        return Filled(amx(wire, size, table), wire, "packed by us: this CPU has no AMX")
+    try:
+        return Filled(_by_vllm(packing, wire, size, table), wire, "written by vLLM")
+    except _Failed as exc:
+        # Without vLLM neither is there; with it, its kernel for AMX may need a CPU that has AMX.
+        if packing != "amx" or importlib.util.find_spec("vllm") is None:
+            raise Unavailable(f"vLLM does not write a cache here: {exc}") from exc
+        return Filled(amx(wire, size, table), wire, f"packed as vLLM does it, which cannot here: {exc}")
+
+
+class _Failed(RuntimeError):
+    pass
+
+
+def _by_vllm(packing: str, wire: Elements, size: Size, table: Sequence[int]) -> Elements:
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/wire.npy", wire)
         np.save(f"{folder}/table.npy", np.array(table))
@@ -60,10 +72,11 @@ def filled(packing: str, size: Size, table: Sequence[int]) -> Filled:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.CalledProcessError as exc:
             last = exc.stderr.strip().splitlines()[-1:] or [f"exit status {exc.returncode}"]
-            raise Unavailable(f"vLLM does not write a cache here: {last[0]}") from exc
+            raise _Failed(last[0]) from exc
         except subprocess.TimeoutExpired as exc:
-            raise Unavailable(f"vLLM has not written a cache in {SECONDS:g} s") from exc
-        return Filled(np.load(f"{folder}/layers.npy"), wire, "written by vLLM")
+            raise _Failed(f"not done in {SECONDS:g} s") from exc
+        layers: Elements = np.load(f"{folder}/layers.npy")
+        return layers
 
 
 def values(size: Size) -> Elements:

@@ -5,15 +5,17 @@ been in use for a while hands them out; each differs in one thing from the wire,
 dim]``. The mark is torch's copy_ from one contiguous tensor to another, by one thread, or numpy's copyto where torch
 is absent.
 
-`cpu_vec` and `cpu_amx` are vLLM's two packings on CPUs. The first is written by vLLM's own operation, and so is the
-second on a CPU that has AMX; elsewhere it is packed here, element by element as that operation does it. What is
-gathered from these is compared with what was written before anything is timed.
+`cpu_vec` and `cpu_amx` are vLLM's two packings on CPUs, written by vLLM's own operation; the second is packed here, as
+that operation does it, on a CPU where it cannot run, and the row says so. What is gathered from these is compared with
+what was written before anything is timed. `digest_…` of these is taken of the blocks themselves.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import math
+import mmap
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +27,13 @@ from deeplink.bench import packings
 from deeplink.bench.rows import Row, Skipped
 from deeplink.bench.scale import Scale
 from deeplink.bench.timing import take_turns
-from deeplink.kvconnector import digest
+from deeplink.kvconnector import digest, in_blocks
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.layout import Layout
-from deeplink.kvconnector.plan import Chunk
+from deeplink.kvconnector.plan import Chunk, runs
 
 LAYERS, HEADS, DIM, ADJACENT = 16, 8, 128, 64
+Elements = npt.NDArray[np.uint16]
 ROUNDS = 5
 """For each that the scale asks for: a pass takes milliseconds."""
 
@@ -106,13 +109,11 @@ def timed(
     cache: Cache, table: list[int], tokens: int, copy: Callable[[Any, Any], None]
 ) -> dict[str, Callable[[], object]]:
     """What can be timed of a cache: a plain copy, and every way, each of the whole of it."""
-    wire = np.ones(cache.wire_shape(tokens), cache.dtype)
-    other = np.zeros_like(wire)
+    wire, other = (memory(cache.wire_shape(tokens)) for _ in range(2))
     chunk = Chunk(0, tokens)
 
     def digested() -> None:
-        cache.gather(table, chunk, wire)
-        digest.tiles(chunk, wire)
+        in_blocks.tiles(cache.layers, cache.bound, runs(table, cache.bound.block_size, chunk), chunk)
 
     return {
         "copy": lambda: copy(other, wire),
@@ -120,6 +121,18 @@ def timed(
         "scatter": lambda: cache.scatter(wire, 0, table, chunk),
         "digest": digested,
     }
+
+
+def memory(shape: tuple[int, ...]) -> Elements:
+    """As staging and engines have it: ordinary pages, where numpy would ask for huge ones. Every page is touched."""
+    array = np.frombuffer(mmap.mmap(-1, math.prod(shape) * 2), np.uint16).reshape(shape)
+    array[...] = 1
+    return array
+
+
+def filled(array: Elements, rng: np.random.Generator) -> Elements:
+    array[...] = rng.integers(0, 1 << 16, array.shape, np.uint16)
+    return array
 
 
 def table_of(blocks: int, block: int, seed: int = 0) -> list[int]:
@@ -137,15 +150,15 @@ def prepared(case: Case, tokens: int) -> tuple[Cache, list[int], str]:
     sizes = [bound.elements(tensor) for tensor in range(bound.tensors)] * LAYERS
     if not case.written:
         rng = np.random.default_rng(0)
-        layers = tuple(rng.integers(0, 1 << 16, size, np.uint16) for size in sizes)
+        layers = tuple(filled(memory((size,)), rng) for size in sizes)
         return Cache(layers, bound).part(range(LAYERS), case.heads), table, ""
-    filled = _written(case.written, blocks, case.block, tuple(table))
-    cache = Cache(tuple(filled.layers), bound)
+    written = _written(case.written, blocks, case.block, tuple(table))
+    cache = Cache(tuple(written.layers), bound)
     wire = np.empty(cache.wire_shape(tokens), cache.dtype)
     cache.gather(table, Chunk(0, tokens), wire)
-    if not np.array_equal(wire, filled.wire):
+    if not np.array_equal(wire, written.wire):
         raise ValueError(f"what is gathered from the {case.written} packing is not what was written")
-    return cache, table, filled.by
+    return cache, table, written.by
 
 
 @functools.lru_cache(maxsize=1)
@@ -170,8 +183,7 @@ def marked() -> tuple[str, Callable[[Any, Any], None]]:
 def _plain_digest(mark: str, copy: Callable[[Any, Any], None], scale: Scale) -> Iterator[Row]:
     """Of a chunk that lies in staging in wire form, as the consumer takes it."""
     shape = (LAYERS, 2, HEADS, scale.tokens, DIM)
-    wire = np.random.default_rng(0).integers(0, 1 << 16, shape, np.uint16)
-    other = np.zeros_like(wire)
+    wire, other = filled(memory(shape), np.random.default_rng(0)), memory(shape)
     actions = {
         "copy": lambda: copy(other, wire),
         "digest": lambda: digest.tiles(Chunk(0, scale.tokens), wire),

@@ -14,8 +14,8 @@ from typing import Any, Literal
 class Row:
     """`ratio` is value over mark. `goal` bounds it from above or below, or `value` itself when `of` says so.
 
-    `cpu_s_per_gb` is what the value cost: seconds of all cores and processes for 10^9 bytes, and `mark_cpu_s_per_gb` the
-    same of the mark. It is steadier than the value on a machine that does other things too. `breakdown` says where the
+    `cpu_s_per_gb` is what the value cost: seconds of all cores and processes for 10^9 bytes, `mark_cpu_s_per_gb` what
+    the mark cost. It is steadier than the value on a machine that does other things too. `breakdown` says where the
     time went, in seconds by part.
     """
 
