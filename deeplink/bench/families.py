@@ -28,7 +28,7 @@ class Family:
 
 
 RELAYOUTS = (
-    *("reblock_16", "reblock_128", "nhd", "kv_order", "kv_interleaved", "head_slice", "nz"),
+    *("reblock_16", "reblock_128", "nhd", "kv_order", "kv_interleaved", "head_slice", "head_slice_nhd", "nz"),
     *("cpu_vec", "cpu_amx"),
 )
 FAMILIES = (

@@ -1,7 +1,7 @@
 """Re-layout and digest of one rank's cache by one thread, beside a plain copy of the same bytes.
 
 `gather` is blocks to wire, `scatter` wire to blocks. The cache has runs of 64 adjacent tokens, as an allocator that has
-been in use for a while hands them out; each differs in one thing from the wire, which is ``[layer, kv, head, token,
+been in use for a while hands them out; most differ in one thing from the wire, which is ``[layer, kv, head, token,
 dim]``. The mark is torch's copy_ from one contiguous tensor to another, by one thread, or numpy's copyto where torch
 is absent.
 
@@ -40,13 +40,13 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Case:
-    """`ways` are what is timed: gather, scatter, digest. `heads` of those in the cache take part."""
+    """`ways` are what is timed: gather, scatter, digest. Of `of_heads` in the cache, HEADS take part."""
 
     layout: str
     block: int
     goal: float
     ways: tuple[str, ...] = ("gather", "scatter")
-    heads: tuple[int, int] = (0, HEADS)
+    of_heads: int = HEADS
     written: str = ""
     """The packing that the engine writes; else the cache is random bytes."""
 
@@ -59,7 +59,8 @@ CASES = {
     "relayout_nhd": Case("kv block token head dim", 16, 0.85),
     "relayout_kv_interleaved": Case("block head token (kv dim)", 16, 0.85),
     "relayout_kv_order": Case("block kv head token dim", 16, 0.85),
-    "relayout_head_slice": Case("kv block head token dim", 16, 0.85, heads=(0, HEADS // 2)),
+    "relayout_head_slice": Case("kv block head token dim", 16, 0.85, of_heads=2 * HEADS),
+    "relayout_head_slice_nhd": Case("kv block token head dim", 16, 0.85, of_heads=2 * HEADS),
     "relayout_nz": Case("kv block (head dim)/16 token (head dim)%16", 128, 0.45),
     "relayout_cpu_vec": Case(VEC, 128, 0.5, written="vec"),
     "relayout_cpu_amx": Case(AMX, 128, 0.5, written="amx"),
@@ -145,13 +146,13 @@ def prepared(case: Case, tokens: int) -> tuple[Cache, list[int], str]:
     """The part of the cache that takes part, the blocks of its tokens, and who wrote it. Raises
     packings.Unavailable."""
     blocks = tokens // case.block
-    bound = Layout.parse(case.layout).bind(heads=HEADS, head_dim=DIM, block_size=case.block, blocks=blocks)
+    bound = Layout.parse(case.layout).bind(heads=case.of_heads, head_dim=DIM, block_size=case.block, blocks=blocks)
     table = table_of(blocks, case.block)
     sizes = [bound.elements(tensor) for tensor in range(bound.tensors)] * LAYERS
     if not case.written:
         rng = np.random.default_rng(0)
         layers = tuple(filled(memory((size,)), rng) for size in sizes)
-        return Cache(layers, bound).part(range(LAYERS), case.heads), table, ""
+        return Cache(layers, bound).part(range(LAYERS), (0, HEADS)), table, ""
     written = _written(case.written, blocks, case.block, tuple(table))
     cache = Cache(tuple(written.layers), bound)
     wire = np.empty(cache.wire_shape(tokens), cache.dtype)
