@@ -14,7 +14,8 @@ Measure = Callable[[Collection[str], Scale], Iterator[Row | Skipped]]
 
 @dataclass(frozen=True)
 class Family:
-    """`module` has a function `measure`, of which the rows are asked in a process of their own.
+    """`module` has a function `measure`, of which the rows are asked in a process of their own: one that fails takes
+    no other family's rows with it.
 
     With `in_engine` that process is the engine environment's Python where there is one, with torch and vLLM; with
     `system` it finds libraries that were unpacked beside the interpreter.
@@ -32,17 +33,13 @@ RELAYOUTS = (
     *("cpu_vec", "cpu_amx"),
 )
 FAMILIES = (
-    Family(
-        "loopback",
-        "deeplink.bench.loopback",
-        ("shm_4096x32k", "shm_4096x32k_digest", "tcp_loopback", "tcp_loopback_digest"),
-    ),
+    Family("shm", "deeplink.bench.loopback", ("shm_4096x32k", "shm_4096x32k_digest")),
+    Family("tcp", "deeplink.bench.loopback", ("tcp_loopback", "tcp_loopback_digest")),
     Family("ranks", "deeplink.bench.ranks", ("tp_1_2", "tp_2_1")),
-    Family(
-        "links",
-        "deeplink.bench.links",
-        ("link_1gbit_reblock", "link_1gbit_socket", "link_500mbit_10ms", "link_500mbit_10ms_loss", "resume_resent"),
-    ),
+    Family("link_1gbit", "deeplink.bench.links", ("link_1gbit_reblock", "link_1gbit_socket")),
+    Family("link_10ms", "deeplink.bench.links", ("link_500mbit_10ms",)),
+    Family("link_loss", "deeplink.bench.links", ("link_500mbit_10ms_loss",)),
+    Family("resume", "deeplink.bench.links", ("resume_resent",)),
     Family(
         "relayout",
         "deeplink.bench.relayout",

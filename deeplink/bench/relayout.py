@@ -27,7 +27,7 @@ from deeplink.bench import packings
 from deeplink.bench.rows import Row, Skipped
 from deeplink.bench.scale import Scale
 from deeplink.bench.timing import take_turns
-from deeplink.kvconnector import digest, in_blocks
+from deeplink.kvconnector import compiled, digest, in_blocks
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.plan import Chunk, runs
@@ -102,7 +102,7 @@ def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row | Skipped]:
                     "at least",
                     cpu_s_per_gb=best[way].cpu / size * 1e9,
                     mark_cpu_s_per_gb=best["copy"].cpu / size * 1e9,
-                    note=note,
+                    note="; ".join(filter(None, ["numba" if compiled.wanted() else "numpy", note])),
                 )
 
 

@@ -46,7 +46,7 @@ def kv(wanted: Collection[str], scale: Scale, progress: Progress) -> Json:
 
 def _family(family: Family, names: list[str], scale: Scale, progress: Progress) -> Iterator[Json]:
     missing = list(names)
-    reason = "the process that measures it did not say why"
+    reason = "its module does not measure it"
     with tempfile.TemporaryFile("w+") as log, ExitStack() as stack:
         try:
             made = _start(family, names, scale, progress, log)
@@ -55,7 +55,6 @@ def _family(family: Family, names: list[str], scale: Scale, progress: Progress) 
                 if line["name"] in missing:
                     missing.remove(line["name"])
                     yield line
-            reason = line.get("failed", reason)
         except (ChildFailed, LocalError) as exc:
             log.seek(0)
             said = [text for text in log.read().splitlines() if text.strip()][-1:]
@@ -67,8 +66,8 @@ def _start(family: Family, names: list[str], scale: Scale, progress: Progress, l
     arguments = ("deeplink.bench.run:process", family.module, json.dumps(names), json.dumps(asdict(scale)))
     if family.in_engine and (python := engine_python()) is not None:
         return Child(*arguments, python=python, path=overlay.ensure(progress), log=log)
-    environ = {"LD_LIBRARY_PATH": _system_libraries()} if family.system else {}
-    return Child(*arguments, environ=environ, log=log)
+    libraries = _system_libraries() if family.system else ""
+    return Child(*arguments, environ={"LD_LIBRARY_PATH": libraries} if libraries else {}, log=log)
 
 
 def process(module: str, names: str, scale: str) -> Answer:
