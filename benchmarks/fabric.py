@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from rows import RESULTS, Row, machine, table, write_table
+from transports import Best, Case
 
 from deeplink.errors import ConfigError
 from deeplink.kvconnector.transport import nixl
@@ -185,24 +186,31 @@ def measure(name: str, rounds: int) -> list[Row]:
         link = here.connect(there.address, time.monotonic() + SECONDS)
         stack.callback(link.close)
         run_direct = direct(source, bare.address)
-        for case, suffix in CASES.items():
-            wanted = lists(case)
+        for list_, suffix in CASES.items():
+            wanted = lists(list_)
             made = [[Push(source[a : a + size], key, b) for a, b, size in pieces] for pieces in wanted]
 
             def ours(made: Sequence[Sequence[Push]] = made) -> None:
                 for pushes in made:
                     link.push(pushes, time.monotonic() + SECONDS)
 
-            best = {"ours": 0.0, "direct": 0.0}
-            for round_ in range(rounds + 1):
-                for who, run in (("ours", ours), ("direct", lambda wanted=wanted: run_direct(wanted))):  # type: ignore[misc]
-                    began = time.perf_counter()
-                    run()
-                    if round_:  # the first touches the memory and connects
-                        best[who] = max(best[who], SIZE / (time.perf_counter() - began) / 1e9)
             mark = f"{name}_direct{suffix}"
-            goal = None if suffix else GOAL
-            rows.append(Row(f"{name}{suffix}", best["ours"], "GB/s", mark, best["direct"], goal, "at least"))
+            cases = [
+                Case(f"{name}{suffix}", SIZE, ours, (there.pid,)),
+                Case(mark, SIZE, lambda wanted=wanted: run_direct(wanted), (bare.pid,)),  # type: ignore[misc]
+            ]
+            best = [Best(), Best()]
+            for case in cases:
+                case.run()  # touches the memory and connects
+            for _ in range(rounds):
+                for case, figure in zip(cases, best, strict=True):
+                    figure.take(case)
+            goal, cost = None if suffix else GOAL, best[0].cpu_s_per_gb
+            rows.append(
+                Row(
+                    cases[0].name, best[0].gb_per_s, "GB/s", mark, best[1].gb_per_s, goal, "at least", cpu_s_per_gb=cost
+                )
+            )
     return rows
 
 

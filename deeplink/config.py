@@ -78,6 +78,10 @@ class KVSection(_Strict):
     digest: Annotated[
         Literal["always", "off"], Field(description="verify a digest of every tile before it is loaded")
     ] = "always"
+    on_failure: Annotated[
+        Literal["fail", "recompute"],
+        Field(description="of the decode engine: whether a request whose cache does not arrive fails or is prefilled"),
+    ] = "fail"
     casts: Annotated[
         tuple[Annotated[str, Field(pattern=r"^(\*|[a-z0-9_]+)->[a-z0-9_]+$")], ...],
         Field(description='lossy casts consented to, such as "bfloat16->float16" or "*->float16"'),

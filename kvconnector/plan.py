@@ -7,8 +7,11 @@ token of the range is in exactly one chunk, and in exactly one run of that chunk
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from deeplink.errors import LayoutError
 
@@ -61,14 +64,24 @@ def runs(block_table: Sequence[int], block_size: int, chunk: Chunk, origin: int 
     if chunk.stop > len(block_table) * block_size:
         raise LayoutError(f"tokens [{chunk.start}, {chunk.stop}) in {len(block_table)} blocks of {block_size}")
     origin = chunk.start if origin is None else origin
-    token = chunk.start
-    while token < chunk.stop:
-        index, first = divmod(token, block_size)
-        tokens = min(block_size - first, chunk.stop - token)
-        count = 1
-        if tokens == block_size:
-            whole = (chunk.stop - token) // block_size
-            while count < whole and block_table[index + count] == block_table[index] + count:
-                count += 1
-        yield Run(block_table[index], count, first, tokens, token - origin)
-        token += tokens * count
+    for first, tokens, count, index in _spans(block_table, block_size, chunk):
+        at = index * block_size + first - origin
+        yield Run(int(block_table[index]), count, first, tokens, at)
+
+
+def _spans(block_table: Sequence[int], block_size: int, chunk: Chunk) -> Iterator[tuple[int, int, int, int]]:
+    """First token and tokens in a block, how many adjacent blocks, and the place of the first in the table."""
+    index, first = divmod(chunk.start, block_size)
+    whole, rest = divmod(chunk.stop, block_size)
+    if first:
+        tokens = min(block_size - first, chunk.tokens)
+        yield first, tokens, 1, index
+        index += 1
+    if index < whole:
+        # Blocks of one token are many: where adjacent ones end is found for all at once.
+        blocks = np.asarray(block_table[index:whole], np.int64)
+        cuts = np.flatnonzero(np.diff(blocks) != 1) + 1
+        for start, stop in itertools.pairwise([0, *cuts.tolist(), whole - index]):
+            yield 0, block_size, stop - start, index + start
+    if rest and whole >= index:
+        yield 0, rest, 1, whole

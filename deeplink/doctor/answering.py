@@ -68,7 +68,7 @@ class Answering:
         length, seconds = exchange.effort(ours, theirs)
         try:
             while not isinstance(question := exchange.receive(sock, 2 * (seconds + 2 * ANSWER_SECONDS)), Done):
-                meeting.trying = self._answer(sock, theirs, question, length, seconds)
+                self._answer(sock, meeting, question, length, seconds)
             meeting.trials += [_seen_from_here(trial) for trial in question.trials]
         except DeeplinkError as exc:
             meeting.broken = exc.reason()
@@ -76,19 +76,18 @@ class Answering:
         finally:
             self._done(meeting)
 
-    def _answer(self, sock: socket.socket, theirs: Hello, question: Message, length: int, seconds: float) -> str:
-        """The transport it was about."""
+    def _answer(self, sock: socket.socket, meeting: Meeting, question: Message, length: int, seconds: float) -> None:
         if not isinstance(question, (Take, Give)):
             raise ProtocolError(f"{type(question).__name__} out of turn")
-        if question.transport not in exchange.in_common(self._kit.transports.addresses, theirs.transports):
+        if question.transport not in exchange.in_common(self._kit.transports.addresses, meeting.theirs.transports):
             raise ProtocolError(f"a question about a transport {question.transport!r} that is not in common")
         if question.length > length:
             raise ProtocolError("more than was agreed", field="size", ours=str(length), theirs=str(question.length))
+        meeting.trying = question.transport
         if isinstance(question, Take):
             self._take(sock, question, seconds)
         else:
-            exchange.send(sock, self._give(sock, theirs, question, seconds))
-        return question.transport
+            exchange.send(sock, self._give(sock, meeting.theirs, question, seconds))
 
     def _take(self, sock: socket.socket, take: Take, seconds: float) -> None:
         kit = self._kit
@@ -118,14 +117,9 @@ class Answering:
         if (far := trials.out_of_reach(address, *exchange.addresses(sock))) is not None:
             return Problem(_theirs(far.reason()))
         kit = self._kit
-        transport, source, sent = (
-            kit.transports.running[give.transport],
-            kit.memory.source,
-            kit.memory.fill(give.length),
-        )
-        pushed = trials.attempt(
-            lambda: trials.push(transport, address, give.key, source[: give.length], kit.chunk, seconds)
-        )
+        sent, source = kit.memory.fill(give.length), kit.memory.source[: give.length]
+        transport = kit.transports.running[give.transport]
+        pushed = trials.attempt(lambda: trials.push(transport, address, give.key, source, kit.chunk, seconds))
         if isinstance(pushed, Reason):
             return Problem(_theirs(pushed))
         return Gave(sent, pushed.seconds, pushed.connecting)

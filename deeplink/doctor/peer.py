@@ -4,6 +4,7 @@ to it. A dry run: what is negotiated is what the engines and the router would, a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -20,6 +21,9 @@ from deeplink.local import client
 from deeplink.lookup import Found
 
 UP = "start the engine, check the URL, and give both sides the same secret_file"
+
+AT_ONCE = 16
+"""Engines that are asked at one time: one that does not answer takes seconds."""
 
 
 def examine(subject: Subject, engine: str, api: bool) -> Section:
@@ -64,13 +68,12 @@ def _status(found: Found, config: Config) -> Finding:
 def _pairs(engine: str, contract: Contract, config: Config) -> Iterator[Finding]:
     """What comes of this engine with each other one of deeplink.toml."""
     met = paired = 0
-    for entry in config.engines:
-        if entry.name == engine:
-            continue
-        try:
-            other = lookup.fetch([entry.control], config).contract
-        except DeeplinkError as exc:
-            yield _unread(entry.name, exc)
+    entries = [entry for entry in config.engines if entry.name != engine]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(lambda entry: _ask(entry.control, config), entries))
+    for entry, other in zip(entries, answers, strict=True):
+        if isinstance(other, DeeplinkError):
+            yield _unread(entry.name, other)
             continue
         if other.epoch == contract.epoch:  # itself, by another name
             continue
@@ -89,6 +92,13 @@ def _pairs(engine: str, contract: Contract, config: Config) -> Iterator[Finding]
             remedy="start one with role prefill and one with role decode, or with role both",
         )
         yield Finding("pairs", "failed", reason=reason)
+
+
+def _ask(control: str, config: Config) -> Contract | DeeplinkError:
+    try:
+        return lookup.fetch([control], config).contract
+    except DeeplinkError as exc:
+        return exc
 
 
 def pair(ours: str, contract: Contract, theirs: str, other: Contract) -> Iterator[Finding]:

@@ -36,14 +36,15 @@ def _findings(config: Config, plugins: Plugins, effort: Effort) -> Iterator[Find
     secret = secrets.token_bytes(32)  # of this run: an engine's is not needed to try this host with itself
     try:
         with kit.started(config, plugins, secret, effort) as ours:
-            meeting = _try(config, secret, effort, ours)
-            for name, transport in ours.transports.running.items():
-                yield _judge(name, transport, meeting)
-            for name, problem in ours.transports.failed.items():
-                yield Finding(name, _standing(problem), "not used", ours.off[name], {"usable": False})
-            if not ours.transports.running:
+            if ours.transports.running:
+                meeting = _try(config, secret, effort, ours)
+                for name, transport in ours.transports.running.items():
+                    yield _judge(name, transport, meeting)
+            else:
                 nothing = ConfigError("no transport works here, so no engine can start here", field="transports")
                 yield Finding("all", "failed", reason=nothing.reason())
+            for name, problem in ours.transports.failed.items():
+                yield Finding(name, _standing(problem), "not used", ours.off[name], {"usable": False})
     except ConfigError as exc:
         yield Finding("all", "unknown", "not tried", exc.reason())
 
@@ -59,8 +60,6 @@ def _standing(problem: Exception) -> Standing:
 
 def _try(config: Config, secret: bytes, effort: Effort, ours: Kit) -> Meeting | Reason:
     """All of them against a second process, or why that could not be begun."""
-    if not ours.transports.running:
-        return Reason("config_error", "none runs")
     try:
         with second.running(config, secret, effort) as other:
             deadline = time.monotonic() + exchange.ANSWER_SECONDS
@@ -96,7 +95,7 @@ def judge(name: str, trials: Sequence[Trial], facts: dict[str, Any], meeting: Me
             return Finding(name, "failed", f"the self-test: {went}", _advised(trial.reason), facts)
     if len(trials) < 2:
         standing: Standing = "failed" if meeting.trying == name else "unknown"
-        text = "the self-test broke off" if meeting.trying == name else "not tried, as the self-test broke off before"
+        text = "the self-test broke off" if meeting.trying == name else "no result, as the self-test broke off"
         return Finding(name, standing, text, meeting.broken, facts)
     size = f"{trials[0].length >> 20} MiB each way, digests equal"
     return Finding(name, "works", f"{went} ({size}); {_kind(facts)}", facts=facts)

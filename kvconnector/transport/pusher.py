@@ -20,7 +20,7 @@ from deeplink.kvconnector.transport.pieces import batches, ranges, read
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 32 << 20
+MOST_BYTES = 64 << 20
 """Of one batch: what cannot be called off, as some libraries copy before they return."""
 FAREWELL_SECONDS = 1.0
 OUTLIVE_SECONDS = 600.0

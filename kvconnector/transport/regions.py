@@ -31,7 +31,8 @@ class _Region:
     key: bytes
     memory: memoryview
     owner: Regions
-    writers: dict[object, Callable[[], None]] = field(default_factory=dict)
+    writers: dict[object, Callable[[], None] | None] = field(default_factory=dict)
+    """How each is interrupted; None for one that is lost."""
 
     def withdraw(self) -> None:
         self.owner.withdraw(self)
@@ -59,15 +60,18 @@ class Regions:
     def withdraw(self, region: _Region) -> None:
         """When this returns nobody writes into the region any more. Doing it twice is harmless.
 
-        Raises DeadlineExceeded when somebody may still write; a later call may find that they have stopped.
+        Raises DeadlineExceeded when somebody may still write. With `one_sided`, a later call may find that they have
+        stopped, and does not wait for that again.
         """
         with self._changed:
-            self._regions.pop(region.key, None)
+            again = self._regions.pop(region.key, None) is None and self._one_sided
             for interrupt in region.writers.values():
-                interrupt()
+                if interrupt is not None and not again:
+                    interrupt()
             # A thread of ours that was interrupted, or only copies memory, ends at once; there the bound guards against
             # a bug. A peer may be frozen.
-            if not self._changed.wait_for(lambda: not region.writers, timeout=self._let_go):
+            self._changed.wait_for(lambda: not any(region.writers.values()), timeout=0 if again else self._let_go)
+            if region.writers:
                 raise DeadlineExceeded("a writer did not let go of a withdrawn region; it may write there yet")
 
     @contextlib.contextmanager
@@ -87,11 +91,13 @@ class Regions:
             yield [region.memory[offset : offset + length] for region, (_, offset, length) in views]
             certain = True
         finally:
-            if certain:
-                with self._changed:
-                    for region in regions:
+            with self._changed:
+                for region in regions:
+                    if certain:
                         region.writers.pop(writer, None)
-                    self._changed.notify_all()
+                    else:
+                        region.writers[writer] = None
+                self._changed.notify_all()
 
     def _find(self, part: Part) -> _Region:
         key, offset, length = part

@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 
 from deeplink.config import Config
 from deeplink.errors import ConfigError, TicketRefused
+from deeplink.kvconnector import compiled
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.cast import parse_consent
 from deeplink.kvconnector.endpoint import Endpoint, Settings
@@ -54,6 +55,7 @@ class WorkerHalf:
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         """Read the layout from the live tensors, prove it, and start to listen."""
         plugins = load_plugins()
+        log.info("deeplink re-layout is ready after %.1f s of compiling", compiled.warm())
         place = adapter.read_place()
         groups = adapter.read_groups(self._vllm_config, self._kv_cache_config, tensors, plugins.layouts, place)
         for group, named in zip(groups, self._kv_cache_config.kv_cache_groups, strict=True):

@@ -226,16 +226,20 @@ def test_a_peer_that_freezes(install: Install, monkeypatch: pytest.MonkeyPatch) 
     assert found["other"].reason.code == "deadline_exceeded"
 
 
-def test_a_caller_that_is_gone(install: Install) -> None:
-    """The doctor that listens says so, and ends."""
+def test_a_caller_that_is_gone() -> None:
+    """The doctor that listens says so, and of what, and ends."""
     with listening() as other:
-        sock = greeted(other.address)
-        exchange.send(sock, hello())
-        exchange.receive(sock, 20)
-        sock.close()
+        with contextlib.closing(greeted(other.address)) as sock:
+            exchange.send(sock, hello(transports=TCP))
+            exchange.receive(sock, 20)
+            exchange.send(sock, Take("tcp", 10))
+            exchange.receive(sock, 20)
         code, told = other.result()
-    assert code == 1  # it has no transport in common with one that had none
-    assert {one["name"]: one["standing"] for one in told["sections"][0]["findings"]}["peer"] == "works"
+    assert code == 1
+    found = {one["name"]: one for one in told["sections"][0]["findings"]}
+    assert found["peer"]["standing"] == "works"
+    assert (found["tcp"]["standing"], found["tcp"]["reason"]["code"]) == ("failed", "peer_gone")
+    assert found["tcp"]["text"] == "the self-test broke off"
 
 
 def test_the_address_cannot_be_had() -> None:

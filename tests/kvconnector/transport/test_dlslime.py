@@ -104,7 +104,7 @@ def test_pieces_to_scattered_places(transport: TcpTransport, link: Link) -> None
 
 
 def test_one_large(transport: TcpTransport, link: Link) -> None:
-    source = np.random.default_rng(0).integers(0, 256, (40 << 20) + 5, np.uint8)
+    source = np.random.default_rng(0).integers(0, 256, (65 << 20) + 5, np.uint8)
     target = bytearray(source.nbytes)
     region = transport.register(memoryview(target))
     link.push([Push(source.data, region.key, 0)], soon())

@@ -1,0 +1,94 @@
+"""The ways to ask for deeplink, in the engine's own Python, without starting an engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet import Fleet
+
+PROGRAM = """
+import json, sys
+from vllm.engine.arg_utils import EngineArgs
+from vllm.plugins import load_general_plugins
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+load_general_plugins()
+given = json.loads(sys.argv[1])
+if isinstance(given, list):
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    args = EngineArgs.from_cli_args(parser.parse_args(given))
+else:
+    args = EngineArgs(**given)
+config = args.create_engine_config().kv_transfer_config
+print(json.dumps(None if config is None else {
+    "connector": config.kv_connector,
+    "role": config.kv_role,
+    "on_failure": config.kv_load_failure_policy,
+    **config.kv_connector_extra_config,
+}))
+"""
+
+
+def ask(fleet: Fleet, given: list[str] | dict[str, Any], **variables: str) -> Any:
+    env = {**os.environ, "PYTHONPATH": str(fleet.overlay), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    command = [fleet.environment.folder / "bin" / "python", "-c", PROGRAM, json.dumps(given)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=200, env={**env, **variables}, cwd=fleet.folder
+    )
+    if done.returncode:
+        return done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def settings(fleet: Fleet) -> Path:
+    file = fleet.folder / "recompute.toml"
+    file.write_text('[kv]\non_failure = "recompute"\n')
+    return file
+
+
+def test_flags(fleet: Fleet, settings: Path) -> None:
+    words = ["--model", str(fleet.model), "--platform", "deeplink", "--deeplink-role", "prefill"]
+    assert ask(fleet, [*words, "--deeplink-config", str(settings)]) == {
+        "connector": "DeepLinkConnector",
+        "role": "kv_producer",
+        "on_failure": "recompute",
+        "config": str(settings),
+        "control_port": 9000,
+    }
+
+
+def test_environment(fleet: Fleet, settings: Path) -> None:
+    """``LLM(...)`` makes its arguments without a command line."""
+    variables = {
+        "DEEPLINK_PLATFORM": "deeplink",
+        "DEEPLINK_ROLE": "decode",
+        "DEEPLINK_CONTROL_PORT": "19000",
+        "DEEPLINK_CONFIG": str(settings),
+    }
+    found = ask(fleet, {"model": str(fleet.model)}, **variables)
+    assert (found["role"], found["control_port"], found["on_failure"]) == ("kv_consumer", 19000, "recompute")
+    over = ask(fleet, ["--model", str(fleet.model), "--deeplink-role", "both"], **variables)
+    assert (over["role"], over["control_port"]) == ("kv_both", 19000)
+
+
+def test_without_it_nothing_changes(fleet: Fleet) -> None:
+    assert ask(fleet, {"model": str(fleet.model)}) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "text"),
+    [
+        (["--deeplink-role", "prefill"], {}, "without --platform deeplink"),
+        ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_ROLE": "prefil"}, "'prefil' is not a role"),
+        ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_CONTROL_PORT": "http"}, "DEEPLINK_CONTROL_PORT is not a port"),
+        (["--platform", "deeplink", "--deeplink-config", "/nowhere.toml"], {}, "cannot read /nowhere.toml"),
+    ],
+)
+def test_mistakes_are_told_at_once(fleet: Fleet, words: list[str], variables: dict[str, str], text: str) -> None:
+    assert text in ask(fleet, ["--model", str(fleet.model), *words], **variables)
