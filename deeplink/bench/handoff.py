@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 
 from deeplink.bench.child import Child, child, cpu_seconds
-from deeplink.bench.engine import SECRET, Engine, Shape, encode
+from deeplink.bench.engine import LOOK, SECRET, Engine, Shape, encode
 from deeplink.bench.stages import Stages
 from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.contract import Contract
 from deeplink.kvconnector.negotiate import Agreement, negotiate
+from deeplink.kvconnector.ticket import Ticket
 
 SECONDS = 120.0
 
@@ -51,7 +52,7 @@ class Pair:
         self.ours.open(ticket)
         self.there.ask(do="load", ticket=tickets.mint(ticket, SECRET), table=theirs)
         self.there.tell(do="loaded", deadline=time.monotonic() + SECONDS)
-        time.sleep(0.01)  # the claim arrives
+        self._await_claims(ticket)
         began = time.monotonic()
         self.ours.hand_over(ticket, ours, began + SECONDS)
         answer = self.there.hear(SECONDS)
@@ -59,6 +60,14 @@ class Pair:
             raise Failed(answer["reason"])
         # Both clocks are the machine's since its start.
         return float(answer["at"]) - began
+
+    def _await_claims(self, ticket: Ticket) -> None:
+        deadline = time.monotonic() + SECONDS
+        for rank, endpoint in enumerate(self.ours.endpoints):
+            while endpoint.producer.claims < ticket.expected(rank):
+                if time.monotonic() > deadline:
+                    raise Failed("the decode engine does not claim the handoff")
+                time.sleep(LOOK)
 
     def check(self) -> None:
         """Raises Failed unless the decode engine's blocks hold what the prefill engine's do."""

@@ -2,8 +2,8 @@
 
 `gather` is blocks to wire, `scatter` wire to blocks. The cache has runs of 64 adjacent tokens, as an allocator that has
 been in use for a while hands them out; most differ in one thing from the wire, which is ``[layer, kv, head, token,
-dim]``. The mark is torch's copy_ from one contiguous tensor to another, by one thread, or numpy's copyto where torch
-is absent.
+dim]``. The mark is torch's copy_ from a contiguous tensor in memory such as the cache's to one in staging, by one
+thread, or numpy's copyto where torch is absent.
 
 `cpu_vec` and `cpu_amx` are vLLM's two packings on CPUs, written by vLLM's own operation; the second is packed here, as
 that operation does it, on a CPU where it cannot run, and the row says so. What is gathered from these is compared with
@@ -31,6 +31,7 @@ from deeplink.kvconnector import compiled, digest, in_blocks
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.plan import Chunk, runs
+from deeplink.kvconnector.staging import Staging
 
 LAYERS, HEADS, DIM, ADJACENT = 16, 8, 128, 64
 Elements = npt.NDArray[np.uint16]
@@ -110,14 +111,14 @@ def timed(
     cache: Cache, table: list[int], tokens: int, copy: Callable[[Any, Any], None]
 ) -> dict[str, Callable[[], object]]:
     """What can be timed of a cache: a plain copy, and every way, each of the whole of it."""
-    wire, other = (memory(cache.wire_shape(tokens)) for _ in range(2))
+    plain, wire = memory(cache.wire_shape(tokens)), staged(cache.wire_shape(tokens))
     chunk = Chunk(0, tokens)
 
     def digested() -> None:
         in_blocks.tiles(cache.layers, cache.bound, runs(table, cache.bound.block_size, chunk), chunk)
 
     return {
-        "copy": lambda: copy(other, wire),
+        "copy": lambda: copy(wire, plain),
         "gather": lambda: cache.gather(table, chunk, wire),
         "scatter": lambda: cache.scatter(wire, 0, table, chunk),
         "digest": digested,
@@ -125,8 +126,15 @@ def timed(
 
 
 def memory(shape: tuple[int, ...]) -> Elements:
-    """As staging and engines have it: ordinary pages, where numpy would ask for huge ones. Every page is touched."""
+    """As an engine has it: ordinary pages, where numpy would ask for huge ones. Every page is touched."""
     array = np.frombuffer(mmap.mmap(-1, math.prod(shape) * 2), np.uint16).reshape(shape)
+    array[...] = 1
+    return array
+
+
+def staged(shape: tuple[int, ...]) -> Elements:
+    """As kvconnector has it."""
+    array = np.frombuffer(Staging(math.prod(shape) * 2).memory, np.uint16).reshape(shape)
     array[...] = 1
     return array
 
@@ -184,9 +192,9 @@ def marked() -> tuple[str, Callable[[Any, Any], None]]:
 def _plain_digest(mark: str, copy: Callable[[Any, Any], None], scale: Scale) -> Iterator[Row]:
     """Of a chunk that lies in staging in wire form, as the consumer takes it."""
     shape = (LAYERS, 2, HEADS, scale.tokens, DIM)
-    wire, other = filled(memory(shape), np.random.default_rng(0)), memory(shape)
+    plain, wire = memory(shape), filled(staged(shape), np.random.default_rng(0))
     actions = {
-        "copy": lambda: copy(other, wire),
+        "copy": lambda: copy(wire, plain),
         "digest": lambda: digest.tiles(Chunk(0, scale.tokens), wire),
     }
     best = take_turns(actions, ROUNDS * scale.rounds)
