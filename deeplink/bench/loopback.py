@@ -7,6 +7,7 @@ deeplink.toml; their marks do nothing of the kind, so they have no goal. tcp has
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 
@@ -63,7 +64,14 @@ def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row]:
                     cpu_s_per_gb=best[name].cpu / each.bytes * 1e9,
                     mark_cpu_s_per_gb=best[mark].cpu / each.bytes * 1e9,
                     breakdown=each.breakdown(),
+                    note=bound(best[name].cpu / each.bytes * 1e9),
                 )
+
+
+def bound(cost: float) -> str:
+    """What the cost of a handoff, in CPU seconds per GB, leaves possible however well its threads share the cores."""
+    cores = len(os.sched_getaffinity(0))
+    return f"at this cost {cores} cores give at most {cores / cost:.1f} GB/s"
 
 
 def _mark(stack: ExitStack, transport: str, of: Pair) -> tuple[str, Callable[[], None], list[int]]:

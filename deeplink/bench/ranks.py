@@ -48,4 +48,5 @@ def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row]:
                     cpu_s_per_gb=best[name].cpu / gigabytes,
                     mark_cpu_s_per_gb=best[equal].cpu / gigabytes,
                     breakdown=pairs[name].breakdown(),
+                    note=loopback.bound(best[name].cpu / gigabytes),
                 )
