@@ -5,12 +5,16 @@ an agent with its default of 4 threads and their polling, both caches registered
 prepared once per side for all blocks, and per request one READ of the block list with a notification, looked at until
 it is done. What it does not do: check the bytes, convert between layouts, or keep the peer out of its cache.
 
-The mark is the row `shm_4096x32k` of the same run: our handoff of as many blocks, without digests.
+The mark is the row `shm_4096x32k` of the same run: our handoff of as many blocks, without digests. The polling would
+take the cores from it, so both processes of the connector are stopped meanwhile.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
+import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -37,47 +41,76 @@ def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row | Skipped]:
         yield Skipped(ROWS[0], str(exc))
         return
     shape = loopback.shape(scale, "shm", digest=False)
+    count = shape.layers * 2 * shape.blocks
     with ExitStack() as stack:
         ours = stack.enter_context(pair(shape, shape))
-        block, count = shape.bytes // shape.layers // 2 // shape.blocks, shape.layers * 2 * shape.blocks
-        there = stack.enter_context(child("deeplink.bench.builtin:prefill", str(shape.bytes), str(block)))
-        said = there.ask()
-        cache = np.zeros(shape.bytes, np.uint8)
-        agent = _agent(cache)
-        peer = agent.add_remote_agent(bytes.fromhex(said["metadata"]))
-        local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", _descriptors(agent, cache.ctypes.data, block, count))
-        remote = agent.prep_xfer_dlist(peer, _descriptors(agent, said["base"], block, count))
-        from_, to = np.random.default_rng(1).permutation(count), np.random.default_rng(2).permutation(count)
+        prefill = stack.enter_context(child("deeplink.bench.builtin:prefill", str(shape.bytes), str(count)))
+        decode = stack.enter_context(child("deeplink.bench.builtin:decode", str(shape.bytes), str(count)))
+        decode.ask(**prefill.ask())
 
-        def read() -> None:
-            handle = agent.make_prepped_xfer("READ", local, to, remote, from_, notif_msg=b"request:1")
-            agent.transfer(handle)
-            while (state := agent.check_xfer_state(handle)) == "PROC":
-                pass
-            if state != "DONE":
-                raise RuntimeError(f"NIXL: {state}")
-            agent.release_xfer_handle(handle)
+        def stop(number: int) -> None:
+            for process in (prefill, decode):
+                os.kill(process.pid, number)
 
-        best = take_turns(
-            {"builtin": read, "ours": ours.hand_over}, loopback.ROUNDS * scale.rounds, [there.pid, ours.there.pid]
-        )
-        # Each block there is full of its number, so a wrong one shows.
-        if not np.array_equal(cache.reshape(count, block)[to, 0], (from_ % 251).astype(np.uint8)):
-            raise RuntimeError("NIXL has not read the blocks that were asked for")
+        def read() -> float:
+            stop(signal.SIGCONT)
+            try:
+                return float(decode.ask()["seconds"])
+            finally:
+                stop(signal.SIGSTOP)
+
+        others = [prefill.pid, decode.pid, ours.there.pid]
+        best = take_turns({"builtin": read, "ours": ours.hand_over}, loopback.ROUNDS * scale.rounds, others)
         speed = {name: found.per_second(shape.bytes / 1e9) for name, found in best.items()}
-        cost = best["builtin"].cpu / shape.bytes * 1e9
-        mark = "deeplink: shm_4096x32k"
-        yield Row(ROWS[0], speed["builtin"], "GB/s", mark, speed["ours"], cpu_s_per_gb=cost)
+        costs = [best[name].cpu / shape.bytes * 1e9 for name in ("builtin", "ours")]
+        yield Row(
+            ROWS[0],
+            speed["builtin"],
+            "GB/s",
+            "deeplink: shm_4096x32k",
+            speed["ours"],
+            cpu_s_per_gb=costs[0],
+            mark_cpu_s_per_gb=costs[1],
+        )
 
 
-def prefill(size: str, block: str) -> Answer:
-    """The process whose cache is read."""
-    blocks = int(size) // int(block)
-    cache = np.repeat((np.arange(blocks) % 251).astype(np.uint8), int(block))
+def prefill(size: str, count: str) -> Answer:
+    """The process whose cache is read. Each block is full of its number, so that a wrong one shows."""
+    numbers = (np.arange(int(count)) % 251).astype(np.uint8)
+    cache = np.repeat(numbers, int(size) // int(count))
     agent = _agent(cache)
 
     def answer(question: Message) -> Message:
         return {"metadata": agent.get_agent_metadata().hex(), "base": cache.ctypes.data}
+
+    return answer
+
+
+def decode(size: str, count: str) -> Answer:
+    """The process that reads: first it is told of the other one, then it is asked to read all blocks, and says how
+    long that took."""
+    cache = np.zeros(int(size), np.uint8)
+    agent = _agent(cache)
+    total, block = int(count), int(size) // int(count)
+    here, there = (np.random.default_rng(seed).permutation(total) for seed in (2, 1))
+    sides: list[Any] = []
+
+    def answer(question: Message) -> Message:
+        if question:
+            peer = agent.add_remote_agent(bytes.fromhex(question["metadata"]))
+            sides.append(agent.prep_xfer_dlist("NIXL_INIT_AGENT", _blocks(agent, cache.ctypes.data, block, total)))
+            sides.append(agent.prep_xfer_dlist(peer, _blocks(agent, question["base"], block, total)))
+            return {}
+        began = time.perf_counter()
+        handle = agent.make_prepped_xfer("READ", sides[0], here, sides[1], there, notif_msg=b"request:1")
+        state = agent.transfer(handle)
+        while state == "PROC":
+            state = agent.check_xfer_state(handle)
+        seconds = time.perf_counter() - began
+        agent.release_xfer_handle(handle)
+        if state != "DONE" or not np.array_equal(cache.reshape(total, block)[here, 0], there % 251):
+            raise RuntimeError(f"NIXL has not read the blocks that were asked for: {state}")
+        return {"seconds": seconds}
 
     return answer
 
@@ -89,7 +122,7 @@ def _agent(cache: Any) -> Any:
     return agent
 
 
-def _descriptors(agent: Any, base: int, block: int, count: int) -> Any:
+def _blocks(agent: Any, base: int, block: int, count: int) -> Any:
     starts = np.arange(count, dtype=np.uint64) * np.uint64(block) + np.uint64(base)
     rows = np.stack([starts, np.full(count, block, np.uint64), np.zeros(count, np.uint64)], 1)
     return agent.get_xfer_descs(rows, "DRAM")

@@ -99,14 +99,14 @@ def _system_libraries() -> str:
     return ":".join([*sorted(folders), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
 
 
-def _packages() -> dict[str, str]:
-    found = {}
+def _packages() -> str:
+    found = []
     for name in ("numpy", "numba", "xxhash", "nixl-cu12", "mooncake-transfer-engine-non-cuda"):
         try:
-            found[name] = version(name)
+            found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            found.append(f"no {name}")
+    return ", ".join(found)
 
 
 def _said(line: Json) -> str:
