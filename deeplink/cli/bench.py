@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from deeplink.bench import families, run, saving
 from deeplink.bench.scale import QUICK, Scale
@@ -67,5 +68,6 @@ def _table(result: dict[str, Any]) -> Table:
             "" if cost is None else f"{cost:.2f}",
         )
     for row in result["skipped"]:
-        table.add_row(row["name"], "skipped", row["reason"], "", "", "", "")
+        # As text: square brackets in it are no markup.
+        table.add_row(row["name"], "skipped", Text(row["reason"]), "", "", "", "")
     return table

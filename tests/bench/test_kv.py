@@ -52,6 +52,13 @@ def test_a_row_that_fails_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyP
     assert "No module named 'deeplink.bench.nothing'" in skipped["reason"]
 
 
+def test_the_table_shows_what_is_skipped_and_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {"name": "nixl", "reason": "pip install 'deeplink[nixl]'"}
+    monkeypatch.setattr(run, "kv", lambda *arguments: {"machine": {}, "rows": [], "skipped": [line]})
+    done = CliRunner().invoke(main, ["bench", "kv"])
+    assert "deeplink[nixl]" in done.stdout
+
+
 def test_links_are_skipped_where_there_are_no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     def between(line: object) -> object:
         raise Unavailable("not permitted")

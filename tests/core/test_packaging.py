@@ -100,6 +100,11 @@ def test_the_core_is_light() -> None:
     assert not modules & HEAVY
 
 
+def test_detection_of_chips_is_light() -> None:
+    modules, _ = _imported("import deeplink.chips.detect, deeplink.chips.report, deeplink.chips.catalogue")
+    assert not modules & HEAVY
+
+
 def test_help_is_light() -> None:
     modules, text = _imported(HELP, "--help")
     assert "demo" in text
