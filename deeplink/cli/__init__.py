@@ -9,6 +9,7 @@ import click
 from deeplink import __version__
 
 COMMANDS = {
+    "bench": "how fast this machine hands over KV caches, beside what it could do",
     "chips": "which chips are here, and which engine plugin serves them",
     "contract": "what an engine states, and whether two engines can hand over",
     "demo": "two unlike vLLM engines and a router on this machine, from nothing",
