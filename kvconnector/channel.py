@@ -69,7 +69,8 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     """The consumer wants `parts`, in the element types `wire`, pushed to `address` by the agreed `transport`.
 
     `claim` names this claim: after a broken link the consumer claims again under the same name, what it has not
-    verified yet. Without parts it lets the producer go.
+    verified yet. Without parts it lets the producer go. It goes on at token `stop` of the prompt, which decides whether
+    a state is the right one.
     """
 
     ticket: Annotated[str, msgspec.Meta(max_length=MAX_TICKET)]
@@ -78,6 +79,7 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=256)]
     transport: Name
     address: Text
+    stop: Count = 0
 
 
 class Accept(msgspec.Struct, frozen=True, tag="accept"):
@@ -140,6 +142,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     claims: Count = 0
     handoffs: Count = 0
     ended: dict[str, int] = {}
+    late: Count = 0
 
 
 Message = Hello | Claim | Accept | Chunk | Grant | Sent | Landed | End | Fail | Quit | Ask | Cancel | Answer

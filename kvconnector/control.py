@@ -132,6 +132,7 @@ class Control:
                 "claims": sum(answer.claims for answer in answers),
                 "handoffs": sum(answer.handoffs for answer in answers),
                 "ended": dict(ended),
+                "late": sum(answer.late for answer in answers),
             }
         )
 

@@ -161,6 +161,7 @@ class Endpoint:
             claims=self.producer.claims + self.consumer.claims,
             handoffs=self._ledger.open,
             ended=dict(self._ledger.ended_by_state),
+            late=self._ledger.late,
         )
 
 

@@ -73,6 +73,7 @@ class Ledger:
         self._open: dict[str, tuple[Record, float]] = {}
         self._ended: OrderedDict[str, Record] = OrderedDict()
         self.ended_by_state: Counter[str] = Counter()
+        self._late = 0
 
     def begin(self, handoff: str, side: Side, state: str) -> bool:
         """False when this handoff is known already: one incarnation handles an id once."""
@@ -102,6 +103,7 @@ class Ledger:
         """Close a record. False when it had ended already: a late notice changes nothing."""
         with self._lock:
             if handoff not in self._open:
+                self._late += 1
                 return False
             record, began = self._open.pop(handoff)
             self._ended[handoff] = msgspec.structs.replace(
@@ -129,3 +131,14 @@ class Ledger:
     def open(self) -> int:
         with self._lock:
             return len(self._open)
+
+    def too_late(self) -> None:
+        """Count a notice that was ignored, because the handoff it is about had ended: a second end, a claim or the end
+        of one, an abort."""
+        with self._lock:
+            self._late += 1
+
+    @property
+    def late(self) -> int:
+        with self._lock:
+            return self._late

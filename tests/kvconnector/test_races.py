@@ -164,7 +164,7 @@ def test_two_claims_read_one_piece_while_the_handoff_ends(make: Make) -> None:
     pair.fill(ticket, OURS, TOKENS)
     for gate in gates:
         assert gate.reached.wait(10)
-    (staged,) = pair.producer.endpoint.producer._open[ticket.handoff].staged
+    (staged,) = pair.producer.endpoint.producer._offers._open[ticket.handoff].staged
     pair.producer.endpoint.producer.abort(ticket.handoff)
     used = pair.producer.endpoint._outgoing.used
     assert used > 0

@@ -11,7 +11,7 @@ import pytest
 from loopback import Gate, Pair, read
 from wires import eventually
 
-from deeplink.kvconnector import producer as producer_module
+from deeplink.kvconnector import offers as offers_module
 from deeplink.kvconnector import receive as receive_module
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.serve import AHEAD
@@ -118,7 +118,7 @@ def test_a_consumer_that_does_not_come_back_is_given_up_soon(pair: Pair, monkeyp
 
 
 def test_a_claim_that_comes_back_too_late_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "CLOSED_SECONDS", 0.0)
+    monkeypatch.setattr(offers_module, "CLOSED_SECONDS", 0.0)
     dial = pair.consumer.endpoint.consumer._dial
     over = threading.Event()
 
