@@ -131,13 +131,15 @@ def held(groups: Sequence[CacheGroup], rank: Rank) -> tuple[Held, ...]:
     )
 
 
-def takes(producer: Contract, consumer: Contract) -> tuple[tuple[tuple[int, ...], ...], str]:
+def takes(
+    producer: Contract, consumer: Contract, producer_dp: int = 0, consumer_dp: int = 0
+) -> tuple[tuple[tuple[int, ...], ...], str]:
     """For each rank of the consumer, which of the producer's ranks it takes from, in order; and what is missing.
 
-    These are the ranks of their first data-parallel replicas. The text is empty when every rank gets all it needs.
+    Ranks are numbered within their data-parallel replica. The text is empty when every rank gets all it needs.
     """
     numbers = _numbers(consumer)
-    return _match(numbers, _replica(numbers, producer, 0), _replica(numbers, consumer, 0))
+    return _match(numbers, _replica(numbers, producer, producer_dp), _replica(numbers, consumer, consumer_dp))
 
 
 def gap(producer: Contract, consumer: Contract) -> str:
