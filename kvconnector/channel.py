@@ -35,6 +35,7 @@ from deeplink.kvconnector import wire
 from deeplink.kvconnector.contract import MAX_BYTES, Contract, Count, Name, Text
 from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.negotiate import Agreement
+from deeplink.kvconnector.tally import Half, Tally
 from deeplink.kvconnector.ticket import MAX_TEXT as MAX_TICKET
 from deeplink.kvconnector.tls import Tls
 
@@ -134,7 +135,8 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
-    """`record` answers an Ask about a handoff (None: unknown), the rest an Ask about the process."""
+    """`record` answers an Ask about a handoff (None: unknown), the rest an Ask about the process. `halves` are its
+    sides, by name."""
 
     record: Record | None = None
     staging_capacity: Bytes = 0
@@ -142,7 +144,9 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     claims: Count = 0
     handoffs: Count = 0
     ended: dict[str, int] = {}
-    late: Count = 0
+    late: Bytes = 0
+    halves: dict[str, Half] = {}
+    tallies: tuple[Tally, ...] = ()
 
 
 Message = Hello | Claim | Accept | Chunk | Grant | Sent | Landed | End | Fail | Quit | Ask | Cancel | Answer

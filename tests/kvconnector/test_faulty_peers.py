@@ -157,7 +157,7 @@ def test_a_claim_while_its_handoff_is_under_way_elsewhere_costs_no_processor(pai
     time.sleep(0.1)
     before = time.process_time()
     time.sleep(1.0)
-    assert time.process_time() - before < 0.4
+    assert time.process_time() - before < 0.15
     channel.send(ch.Quit(Reason("aborted", "enough")), soon())
     assert last(channel).code == "aborted"
     pair.producer.endpoint._ledger.end(ticket.handoff, "failed")
