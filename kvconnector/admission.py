@@ -11,7 +11,7 @@ from deeplink.errors import DeeplinkError, ProtocolError, Refused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.negotiate import STATE
-from deeplink.kvconnector.offer import Offer, Taking
+from deeplink.kvconnector.offer import Offer
 
 
 def check_claim(offer: Offer, claim: ch.Claim, channel: ch.Channel, groups: Sequence[Group]) -> None:
@@ -90,18 +90,16 @@ def _check_overlaps(parts: Sequence[ch.Part]) -> None:
                 raise ProtocolError(f"a claim on head {start} of layer {layer} of cache group {group} twice")
 
 
-def check_resumed(taking: Taking, claim: ch.Claim) -> None:
-    """A claim that comes back wants what it wanted, but for tokens that have landed; others may be gone by now."""
-    before = taking.parts
-    if before is not None and (
-        len(before) != len(claim.parts)
-        or any(
-            part.start < old.start or part != msgspec.structs.replace(old, start=part.start)
-            for old, part in zip(before, claim.parts, strict=True)
-        )
+def check_resumed(before: Sequence[ch.Part], parts: Sequence[ch.Part]) -> None:
+    """A claim that comes back wants what it wanted, but for tokens that have landed; others may be gone by now.
+
+    One that wants more than it did when it came back last is an old one that was under way for long.
+    """
+    if len(before) != len(parts) or any(
+        part.start < old.start or part != msgspec.structs.replace(old, start=part.start)
+        for old, part in zip(before, parts, strict=True)
     ):
         raise ProtocolError("a claim that comes back for something else than it was made for")
-    taking.parts = claim.parts
 
 
 def check_quit(channel: ch.Channel, deadline: float) -> None:

@@ -188,7 +188,8 @@ class Landings:
             if wanted.tokens > 0:
                 producer = self.channel.peer.groups[taken.share.ours]
                 taken.group.land(taken.wire, memory, producer, chunk, taken.table, wanted)
-            taken.covered = chunk.stop
+            # A chunk may go on where the part has ended.
+            taken.covered = min(chunk.stop, taken.stop)
             load.moved += message.length
             load.total = (load.total + total) & _MASK
             load.tokens[taken.number] = load.tokens.get(taken.number, 0) + wanted.tokens

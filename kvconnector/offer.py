@@ -51,8 +51,8 @@ class Taking:
     claim as it was made last, and `tokens` are counted for each of them.
     """
 
+    parts: tuple[Part, ...]
     done: int = 0
-    parts: tuple[Part, ...] | None = None
     channel: Channel | None = None
     link: Link | None = None
     lost_until: float | None = None

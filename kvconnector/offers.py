@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, LinkLost, PeerGone, Reason, Refused, TicketRefused
 from deeplink.kvconnector import channel as ch
+from deeplink.kvconnector.admission import check_resumed
 from deeplink.kvconnector.handoff import FINAL, Ledger
 from deeplink.kvconnector.offer import Offer, Staged, Taking, let_go, release
 from deeplink.kvconnector.staging import Staging
@@ -118,8 +119,10 @@ class Offers:
                     raise TicketRefused(
                         "this handoff has been claimed already", field="claims", ours=str(offer.expected)
                     )
-                taking = offer.claims[claim.claim] = Taking(channel=channel)
+                taking = offer.claims[claim.claim] = Taking(claim.parts, channel=channel)
                 return taking
+            # One that is refused here leaves the claim as it is, and the connection that it is served on.
+            check_resumed(taking.parts, claim.parts)
             old, link = taking.channel, taking.link
         # It may be asleep on a connection that is dead; closing that wakes it.
         for connection in (old, link):
@@ -132,7 +135,8 @@ class Offers:
                 raise TicketRefused("this claim is over", field="claim", theirs=claim.claim.hex())
             if taking.channel is not None:
                 raise TicketRefused("this claim is being served already", field="claim", theirs=claim.claim.hex())
-            taking.channel, taking.lost_until = channel, None
+            check_resumed(taking.parts, claim.parts)
+            taking.channel, taking.lost_until, taking.parts = channel, None, claim.parts
             taking.resumed += 1
             return taking
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from deeplink.errors import Aborted, CastRefused, DeeplinkError, HandoffError, LayoutError, Reason, TicketRefused
 from deeplink.kvconnector import channel as ch
-from deeplink.kvconnector.admission import check_claim, check_quit, check_resumed
+from deeplink.kvconnector.admission import check_claim, check_quit
 from deeplink.kvconnector.cast import between
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import FINAL, Ledger
@@ -151,7 +151,6 @@ class Producer:
         failure: DeeplinkError | None = HandoffError("the claim ended unexpectedly; see the prefill engine's log")
         try:
             check_claim(offer, claim, channel, self._groups)
-            check_resumed(taking, claim)
             channel.send(ch.Accept(), offer.deadline)
             Serving(
                 offer,

@@ -133,7 +133,7 @@ class Serving:
         wanted = [
             place
             for place, part in enumerate(self.claim.parts)
-            if part.group == staged.group and chunk.stop > covered[place] and chunk.start < part.stop
+            if part.group == staged.group and chunk.start < part.stop and covered[place] < min(chunk.stop, part.stop)
         ]
         if not wanted:
             self._waiting.append(Announced(staged, True, landed=True))
@@ -177,7 +177,8 @@ class Serving:
         """Of what was under way when the last connection broke, this claim says what has landed all the same."""
         flying, self.taking.flying = self.taking.flying, []
         for one in flying:
-            if one.part < len(self.claim.parts) and one.staged.chunk.stop <= self.claim.parts[one.part].start:
+            part = self.claim.parts[one.part]
+            if min(one.staged.chunk.stop, part.stop) <= part.start:
                 self._count(one)
 
     def _count(self, one: Announced) -> None:

@@ -189,7 +189,10 @@ def _take(sock: socket.socket, views: Sequence[memoryview], deadline: float) -> 
 
 
 def _default(sock: socket.socket) -> int:
-    return 1 if sock.getsockname()[0] == sock.getpeername()[0] else STREAMS
+    try:
+        return 1 if sock.getsockname()[0] == sock.getpeername()[0] else STREAMS
+    except OSError as exc:  # it has gone again
+        raise wire.broken(exc, "the connection broke at once") from exc
 
 
 @hookimpl

@@ -123,7 +123,25 @@ def test_a_claim_that_comes_back_for_something_else(pair: Pair, parts: Sequence[
     assert isinstance(first.receive(soon()), ch.Accept)
     first.close()
     assert last(claim(pair, text, *parts)).code == "protocol_error"
-    pair.settle(ticket, "failed", None)
+    sent, _ = pair.settle(ticket, "failed", None)
+    assert sent is not None
+    assert sent.reason is not None
+    assert sent.reason.code == "peer_gone"  # nobody has come back for what it was made for
+
+
+def test_a_claim_that_was_under_way_for_long_does_not_end_the_one_that_overtook_it(pair: Pair) -> None:
+    """The consumer has come back twice, and the older of the two connections is looked at last."""
+    ticket, text = opened(pair, 200)
+    newer = claim(pair, text, replace(WHOLE, start=32))
+    assert isinstance(newer.receive(soon()), ch.Accept)
+    assert last(claim(pair, text, WHOLE)).code == "protocol_error"
+    assert pair.producer.endpoint.producer.claims == 1
+    message = newer.receive(soon())
+    assert isinstance(message, ch.Chunk)
+    newer.send(ch.Landed(message.index), soon())
+    newer.send(ch.Quit(Reason("aborted", "enough")), soon())
+    assert last(newer).code == "aborted"
+    pair.settle(ticket, "aborted", None)
 
 
 def test_a_claim_of_nothing_lets_the_producer_go(pair: Pair) -> None:

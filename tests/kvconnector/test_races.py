@@ -204,7 +204,8 @@ def test_the_deadline_in_the_middle_of_everything(make: Make, seconds: float) ->
         assert ours is not None
         assert theirs is not None
         if reason is None:
-            assert (ours.state, theirs.state) == ("drained", "loaded")
+            assert theirs.state == "loaded"
+            assert ours.state in ("drained", "expired")  # all had landed, and the time was up before it heard so
         else:
             assert reason.code == "deadline_exceeded"
             assert theirs.state == "failed"

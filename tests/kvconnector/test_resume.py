@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
-from loopback import Gate, Pair, read
+from loopback import NHD, Gate, Meddling, Pair, read
 from wires import eventually
+from world import Engine, Shape, hand_over
 
 from deeplink.kvconnector import offers as offers_module
 from deeplink.kvconnector import receive as receive_module
+from deeplink.kvconnector.contract import CacheGroup
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.serve import AHEAD
 from deeplink.kvconnector.transport.base import Push
@@ -80,6 +82,53 @@ def test_a_cut_costs_only_what_was_under_way(pair: Pair, at: tuple[int, ...], ch
     assert (sent.resumed > 0) == (loaded.resumed > 0) == channel
     # For each cut, at most what was announced is sent again.
     assert cutter.pushed <= TOKENS * 1536 + len(at) * AHEAD * CHUNK
+
+
+@pytest.mark.parametrize("at", range(8, 12))
+@pytest.mark.parametrize(("start", "stop"), [(0, 332), (3, 325), (0, 321)])
+def test_a_claim_that_ends_within_a_chunk_comes_back(pair: Pair, start: int, stop: int, at: int) -> None:
+    """All but the last token, as engines do: the last chunk goes on behind what is wanted."""
+    pair.producer.transport.meddle = Cutter(pair, [at], channel=True, link=False)
+    ticket, text = pair.ticket()
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, stop, start=start))
+    pair.fill(ticket, OURS, TOKENS)
+    assert pair.outcome().reason is None
+    np.testing.assert_array_equal(
+        read(pair.consumer.cache, THEIRS, start, stop), read(pair.producer.cache, OURS, start, stop)
+    )
+    sent, loaded = pair.settle(ticket, "drained", "loaded")
+    assert sent is not None
+    assert loaded is not None
+    assert (sent.kv_bytes, sent.digest) == (loaded.kv_bytes, loaded.digest)
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_claim_of_several_parts_comes_back_when_one_is_complete(at: int) -> None:
+    """Its empty part is asked for again with the others, and must not be sent once more."""
+    groups = (
+        CacheGroup("full", (0, 1), 2, 16, "bfloat16", 16, NHD),
+        CacheGroup("full", (2,), 2, 16, "bfloat16", 16, NHD),
+    )
+    a = Engine.start(Shape(groups), "prefill", 1, transport=Meddling, chunk=4096)
+    b = Engine.start(Shape(groups), "decode", 2)
+    count = []
+
+    def meddle(pushes: Sequence[Push]) -> Sequence[Push]:
+        count.append(1)
+        if len(count) == at + 1:
+            cut(a.endpoints[0]._listener)
+        return pushes
+
+    try:
+        transport = a.endpoints[0].transports.running["tcp"]
+        assert isinstance(transport, Meddling)
+        transport.meddle = meddle
+        hand_over(a, b, 101, [[5, 2, 9, 0, 7, 11, 3]] * 2, [[3, 1, 8, 6, 2, 12, 4]] * 2, stop=99)
+        assert len(count) > at
+    finally:
+        a.close()
+        b.close()
 
 
 def test_a_cut_while_prefill_is_waited_for(pair: Pair) -> None:
