@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.contract import CacheGroup
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import FINAL
+from deeplink.kvconnector.landing import Landings
 from deeplink.kvconnector.order import Order, Outcome
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.ticket import Ticket
@@ -97,17 +99,16 @@ def cut(listener: Any) -> None:
 
 
 class Trap:
-    """A `meddle` that springs once, after some pushes."""
+    """Springs once, after some calls."""
 
     def __init__(self, passes: int, spring: Callable[[], None]) -> None:
         self._left = passes
         self._spring = spring
 
-    def __call__(self, pushes: Sequence[Push]) -> Sequence[Push]:
+    def __call__(self) -> None:
         self._left -= 1
         if self._left == -1:
             self._spring()
-        return pushes
 
 
 class Handoffs(RuleBasedStateMachine):
@@ -128,10 +129,22 @@ class Handoffs(RuleBasedStateMachine):
         self.all: dict[str, Handoff] = {}
         self.loads: dict[str, Loading] = {}
         self.final: dict[tuple[str, int, str], str] = {}
+        self.lock = threading.RLock()
+        """Guards the consumers' blocks: traps give them to others too."""
+        self.problems: list[object] = []
+        self.landing: Callable[[], None] = Trap(0, lambda: None)
+        verified = Landings._verified
+
+        def trapped(landings: Landings, *arguments: Any) -> int:
+            found = verified(landings, *arguments)
+            self.landing()
+            return found
+
+        self.patch.setattr(Landings, "_verified", trapped)
 
     def _start_producer(self) -> Engine:
         shape = Shape(OURS, tp=2)
-        made = Engine.start(shape, "prefill", 1, staging=6 * TILE, chunk=TILE, transport=Meddling)
+        made = Engine.start(shape, "prefill", 1, staging=3 * TILE, chunk=TILE, transport=Meddling)
         for groups in made.held:
             overwrite(groups, list(range(24)))
         return made
@@ -203,6 +216,7 @@ class Handoffs(RuleBasedStateMachine):
                 endpoint.producer.lose(handoff.ticket.handoff)
             handoff.computed = 0
             self._free(handoff)
+            self.pump()
 
     @rule()
     def pump(self) -> None:
@@ -244,10 +258,11 @@ class Handoffs(RuleBasedStateMachine):
     )
     def load(self, handoff: Handoff, at: int, share: float, lie: str) -> None:
         start = int(handoff.stop * share)
-        table = self.theirs[at][: -(-handoff.stop // 32)]
-        if len(table) * 32 < handoff.stop:
-            return
-        self.theirs[at] = self.theirs[at][len(table) :]
+        with self.lock:
+            table = self.theirs[at][: -(-handoff.stop // 32)]
+            if len(table) * 32 < handoff.stop:
+                return
+            self.theirs[at] = self.theirs[at][len(table) :]
         name = f"request {len(self.loads)}"
         text = (
             tickets.mint(handoff.ticket, b"another secret, of 32 characters")
@@ -276,13 +291,14 @@ class Handoffs(RuleBasedStateMachine):
         self._collect(at)
 
     def _collect(self, at: int) -> None:
-        for outcome in self.consumers[at].endpoints[0].consumer.collect():
-            loading = self.loads[outcome.order.request]
-            loading.outcomes.append(outcome)
-            assert loading.honest or outcome.reason is not None
-            self._check(loading, loaded=outcome.reason is None)
-            overwrite(loading.engine.held[0], loading.table)
-            self.theirs[at] += loading.table
+        with self.lock:
+            for outcome in self.consumers[at].endpoints[0].consumer.collect():
+                loading = self.loads[outcome.order.request]
+                loading.outcomes.append(outcome)
+                assert loading.honest or outcome.reason is not None
+                self._check(loading, loaded=outcome.reason is None)
+                overwrite(loading.engine.held[0], loading.table)
+                self.theirs[at] += loading.table
 
     def _check(self, loading: Loading, *, loaded: bool) -> None:
         """What was asked for is there, all of it or in parts; around it nothing has changed."""
@@ -304,11 +320,13 @@ class Handoffs(RuleBasedStateMachine):
         claims=st.integers(1, CONSUMERS),
         less=st.booleans(),
         part=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+        claimed=st.sampled_from([True, True, False]),
     )
-    def begin(self, tokens: int, claims: int, less: bool, part: float) -> Handoff:
+    def begin(self, tokens: int, claims: int, less: bool, part: float, claimed: bool) -> Handoff:
         handoff = self.mint(tokens, False, claims, less)
         self.open(handoff)
-        self.load_everywhere(handoff)
+        if claimed:
+            self.load_everywhere(handoff)
         if part:
             self.compute(handoff, max(1, int(tokens * part)))
         return handoff
@@ -335,20 +353,42 @@ class Handoffs(RuleBasedStateMachine):
     )
     def trap(self, handoff: Handoff, rank: int, at: int, passes: int, what: str) -> None:
         """In the middle of a push, some pushes from now."""
+        endpoint = self.producer.endpoints[rank]
 
         def spring() -> None:
             if what in ("channel", "both"):
-                self.cut_channel(rank)
+                cut(endpoint._listener)
             if what in ("link", "both"):
                 self.cut_link(at)
             if what == "abort":
-                self.producer.endpoints[rank].producer.abort(handoff.ticket.handoff)
+                endpoint.producer.abort(handoff.ticket.handoff)
             if what == "cancel":
                 self.consumers[at].endpoints[0].consumer.cancel(handoff.ticket.handoff)
+            if endpoint._outgoing.used == 0:
+                self.problems.append("a piece is free that is being read")
 
-        transport = self.producer.endpoints[rank].transports.running["tcp"]
+        transport = endpoint.transports.running["tcp"]
         assert isinstance(transport, Meddling)
-        transport.meddle = Trap(passes, spring)
+        trap = Trap(passes, spring)
+
+        def meddle(pushes: Sequence[Push]) -> Sequence[Push]:
+            trap()
+            return pushes
+
+        transport.meddle = meddle
+
+    @rule(handoff=handoffs, at=st.integers(0, CONSUMERS - 1), passes=st.integers(0, 6))
+    def trap_landing(self, handoff: Handoff, at: int, passes: int) -> None:
+        """The load is given up between a chunk's verification and its writing, and the blocks go to others at once."""
+
+        def spring() -> None:
+            self.consumers[at].endpoints[0].consumer.cancel(handoff.ticket.handoff)
+            try:
+                self._collect(at)
+            except AssertionError as exc:
+                self.problems.append(exc)
+
+        self.landing = Trap(passes, spring)
 
     @rule(rank=st.integers(0, 1))
     def cut_channel(self, rank: int) -> None:
@@ -476,6 +516,7 @@ class Handoffs(RuleBasedStateMachine):
             self._collect(at)
         for loading in self.loads.values():
             assert len(loading.outcomes) == 1
+        assert not self.problems
         self.a_final_state_stays()
         for handoff in self.all.values():
             self._check_records(handoff)

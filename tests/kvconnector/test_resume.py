@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,8 @@ Make = Callable[..., Pair]
 
 def cut(listener: Listener) -> None:
     for sock in list(listener._open):
-        sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # it may have been closed meanwhile
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 class Cutter:
@@ -103,7 +105,7 @@ def test_a_claim_that_ends_within_a_chunk_comes_back(pair: Pair, start: int, sto
     assert (sent.kv_bytes, sent.digest) == (loaded.kv_bytes, loaded.digest)
 
 
-@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("at", [0, 4, 9, 10])
 def test_a_claim_of_several_parts_comes_back_when_one_is_complete(at: int) -> None:
     """Its empty part is asked for again with the others, and must not be sent once more."""
     groups = (
