@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from deeplink.errors import DeadlineExceeded, DeeplinkError, LinkLost, PeerGone, ProtocolError, Reason
+from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.landing import Landings, Load, Taken, given_up
 from deeplink.kvconnector.pool import Pool
@@ -132,7 +132,8 @@ class Receiving:
                 self.channel.close()
 
     def _reconnect(self, cause: PeerGone) -> None:
-        """A producer that refuses the connection is gone; one that does not answer may be behind a broken link."""
+        """A producer that refuses the connection is gone; one that does not answer, or whose answer breaks off, may be
+        behind a broken link."""
         until = min(self._deadline, time.monotonic() + RESUME_SECONDS)
         self.pool.drop(self.address)
         while True:
@@ -141,12 +142,11 @@ class Receiving:
             try:
                 channel = self.dial(self.address, min(until, time.monotonic() + DIAL_SECONDS))
                 break
-            except (LinkLost, DeadlineExceeded):
-                if time.monotonic() + RETRY_SECONDS >= until:
+            except (PeerGone, DeadlineExceeded) as exc:
+                refused = isinstance(exc.__cause__, ConnectionRefusedError)
+                if refused or time.monotonic() + RETRY_SECONDS >= until:
                     raise cause from None
                 time.sleep(RETRY_SECONDS)
-            except PeerGone:
-                raise cause from None
         self.adopt(channel)
 
     def adopt(self, channel: ch.Channel) -> None:

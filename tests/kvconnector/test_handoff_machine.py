@@ -321,14 +321,17 @@ class Handoffs(RuleBasedStateMachine):
         less=st.booleans(),
         part=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
         claimed=st.sampled_from([True, True, False]),
+        preempted=SELDOM,
     )
-    def begin(self, tokens: int, claims: int, less: bool, part: float, claimed: bool) -> Handoff:
+    def begin(self, tokens: int, claims: int, less: bool, part: float, claimed: bool, preempted: bool) -> Handoff:
         handoff = self.mint(tokens, False, claims, less)
         self.open(handoff)
         if claimed:
             self.load_everywhere(handoff)
         if part:
             self.compute(handoff, max(1, int(tokens * part)))
+        if preempted:
+            self.preempt(handoff)
         return handoff
 
     @rule(handoff=handoffs)
@@ -361,7 +364,8 @@ class Handoffs(RuleBasedStateMachine):
             if what in ("link", "both"):
                 self.cut_link(at)
             if what == "abort":
-                endpoint.producer.abort(handoff.ticket.handoff)
+                for name in [handoff.ticket.handoff] if passes % 2 else list(self.all):
+                    endpoint.producer.abort(name)
             if what == "cancel":
                 self.consumers[at].endpoints[0].consumer.cancel(handoff.ticket.handoff)
             if endpoint._outgoing.used == 0:

@@ -222,7 +222,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hush(self) -> None:
-        for near, _ in self._pairs:
+        for near, _ in list(self._pairs):  # those that come back at once are not meant
             self._hushed.add(near)
             near.shutdown(socket.SHUT_RDWR)
 
@@ -276,6 +276,31 @@ def test_a_claim_takes_over_from_a_connection_that_only_seems_alive(pair: Pair, 
     sent, _ = pair.settle(ticket, "drained", "loaded")
     assert sent is not None
     assert sent.resumed == 1
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_link_that_breaks_again_while_it_is_opened(pair: Pair, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Not refused, which would mean that there is nobody any more."""
+    greet = Listener._greet
+    cuts = []
+
+    def cutting(listener: Listener, sock: socket.socket) -> socket.socket:
+        if listener is pair.producer.endpoint._listener and cutter._count and len(cuts) < times:
+            cuts.append(sock)
+            sock.shutdown(socket.SHUT_RDWR)
+        return greet(listener, sock)
+
+    monkeypatch.setattr(Listener, "_greet", cutting)
+    monkeypatch.setattr(receive_module, "RETRY_SECONDS", 0.01)
+    cutter = pair.producer.transport.meddle = Cutter(pair, [3], channel=True, link=False)
+    ticket, text = pair.ticket()
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    assert pair.outcome().reason is None
+    equal(pair)
+    assert len(cuts) == times
+    pair.settle(ticket, "drained", "loaded")
 
 
 def test_a_link_that_cannot_be_opened_again_ends_the_claim(pair: Pair) -> None:
