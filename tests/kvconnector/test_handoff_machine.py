@@ -570,7 +570,7 @@ class Handoffs(RuleBasedStateMachine):
 
 HEALTH = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 TestHandoffs = Handoffs.TestCase
-TestHandoffs.settings = settings(max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=HEALTH)
+TestHandoffs.settings = settings(max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=HEALTH)
 
 
 @pytest.mark.long
