@@ -7,6 +7,7 @@ An exception that is not ours would end a thread, which pytest takes for an erro
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 
@@ -15,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loopback import SECRET, Pair, make_pair, start_others
 
-from deeplink.errors import DeeplinkError, ProtocolError, Reason
+from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import wire
 from deeplink.kvconnector.contract import encode
+from deeplink.kvconnector.transport import tcp
 
 TOKENS = 100
 counts = st.sampled_from([0, 1, 2, 3, 15, 16, 99, 100, 101, 4096, 1 << 31])
@@ -133,6 +135,11 @@ def test_whatever_a_producer_answers(pair: Pair, messages: list[ch.Message], acc
         pair.quiet()
     finally:
         producer.serve = real  # type: ignore[method-assign]
+
+
+def test_a_link_whose_peer_has_gone_before_it_is_looked_at() -> None:
+    with socket.socket() as sock, pytest.raises(PeerGone):
+        tcp._default(sock)
 
 
 @given(address=texts)

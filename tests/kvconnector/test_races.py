@@ -20,7 +20,7 @@ from deeplink.kvconnector import offers as offers_module
 from deeplink.kvconnector import receive as receive_module
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.contract import CacheGroup
-from deeplink.kvconnector.pool import KEPT_PER_PEER, Pool
+from deeplink.kvconnector.pool import KEPT_PEERS, KEPT_PER_PEER, Pool
 from deeplink.kvconnector.receive import Receiving
 from deeplink.kvconnector.serve import Serving
 from deeplink.kvconnector.ticket import Ticket
@@ -517,3 +517,27 @@ def test_notices_that_come_too_late_are_counted_and_change_nothing(pair: Pair) -
     assert [ledger.late for ledger in ledgers] == [1, 1]
     assert not ledgers[0].end(ticket.handoff, "failed")
     assert ledgers[0].late == 2
+
+
+def test_connections_to_peers_that_never_come_back_are_not_kept_for_ever() -> None:
+    """Each restart of a peer leaves what was kept for its old address, which nobody takes any more."""
+
+    class Kept:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    pool: Pool[Kept] = Pool()
+    made = [Kept() for _ in range(KEPT_PEERS + 10)]
+    for address, connection in enumerate(made):
+        pool.give(address, connection)
+        pool.give("lives on", pool.take("lives on") or Kept())
+    assert sum(not connection.closed for connection in made) == KEPT_PEERS - 1
+    assert not made[-1].closed
+    kept = pool.take("lives on")
+    assert kept is not None
+    assert not kept.closed
+    assert pool.take("lives on") is None
+    pool.close()
+    assert all(connection.closed for connection in made)
