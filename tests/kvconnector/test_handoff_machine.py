@@ -361,6 +361,10 @@ class Handoffs(RuleBasedStateMachine):
             self.preempt(handoff)
         if not passes % 2:
             self.load_everywhere(handoff)
+        if what == "preempt":
+            for _ in range(5):  # meanwhile the engine serves others, and the consumers make room
+                self.pump()
+                time.sleep(0.002)
         self.finish(handoff)
         return handoff
 
