@@ -206,9 +206,7 @@ def _rank_refusals(producer: Contract, consumer: Contract, *, whole: bool) -> It
             )
     if not whole:
         return
-    if not (shares.ranks(producer) and shares.ranks(consumer)):
-        yield Refusal("ranks", counts[0], counts[1], "an engine's first data-parallel replica is number 0")
-    elif shares.work(producer, consumer) > MOST_WORK:
+    if shares.work(producer, consumer) > MOST_WORK:
         remedy = "so many ranks and cache groups are not matched with each other"
         yield Refusal("ranks", counts[0], counts[1], remedy)
     elif missing := shares.gap(producer, consumer):

@@ -132,11 +132,12 @@ def held(groups: Sequence[CacheGroup], rank: Rank) -> tuple[Held, ...]:
 
 
 def takes(
-    producer: Contract, consumer: Contract, producer_dp: int = 0, consumer_dp: int = 0
+    producer: Contract, consumer: Contract, producer_dp: int | None = None, consumer_dp: int | None = None
 ) -> tuple[tuple[tuple[int, ...], ...], str]:
     """For each rank of the consumer, which of the producer's ranks it takes from, in order; and what is missing.
 
-    Ranks are numbered within their data-parallel replica. The text is empty when every rank gets all it needs.
+    Ranks are numbered within their data-parallel replica, by default the first. The text is empty when every
+    rank gets all it needs.
     """
     numbers = _numbers(consumer)
     return _match(numbers, _replica(numbers, producer, producer_dp), _replica(numbers, consumer, consumer_dp))
@@ -161,8 +162,9 @@ def work(producer: Contract, consumer: Contract) -> int:
     return ours * theirs
 
 
-def ranks(contract: Contract, dp: int = 0) -> tuple[Rank, ...]:
-    """The ranks of one data-parallel replica, in the contract's order; a ticket counts them so."""
+def ranks(contract: Contract, dp: int | None = None) -> tuple[Rank, ...]:
+    """The ranks of one data-parallel replica, by default the first, in the contract's order: a ticket counts so."""
+    dp = min(rank.dp for rank in contract.ranks) if dp is None else dp
     return tuple(rank for rank in contract.ranks if rank.dp == dp)
 
 
@@ -181,7 +183,7 @@ def _numbers(consumer: Contract) -> _Numbers:
     return _Numbers(layer for group in consumer.groups for layer in group.layers)
 
 
-def _replica(numbers: _Numbers, contract: Contract, dp: int) -> list[list[_Bits]]:
+def _replica(numbers: _Numbers, contract: Contract, dp: int | None) -> list[list[_Bits]]:
     """What each rank of a replica holds of each group."""
     layers = [numbers.bits(group.layers) for group in contract.groups]
     return [

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loopback import HND, NHD, make_contract, make_group
+from loopback import HND, NHD, SECRET, make_contract, make_group
 
 from deeplink.kvconnector.contract import MAX_BYTES, Contract, Rank, Scales, encode
 from deeplink.kvconnector.negotiate import MOST_WORK, Agreement, Refusal, negotiate
 from deeplink.kvconnector.shares import Needs
+from deeplink.kvconnector.ticket import issue, mint, verify
 
 replace = msgspec.structs.replace
 
@@ -131,8 +132,14 @@ def test_replicas_that_are_all_unlike_are_compared_in_seconds() -> None:
         assert isinstance(negotiate(unlike(PREFILL), unlike(DECODE)), Agreement)
 
 
-def test_no_rank_in_the_first_replica() -> None:
-    refused(PREFILL, replace(DECODE, ranks=(replace(DECODE.ranks[0], dp=1),)), "ranks")
+def test_the_first_replica_need_not_be_number_0() -> None:
+    """It was taken for an engine without ranks, and its ticket for one without channels, which no engine reads."""
+    producer, consumer = (replace(one, ranks=(replace(one.ranks[0], dp=1),)) for one in (PREFILL, DECODE))
+    agreement = negotiate(producer, consumer)
+    assert isinstance(agreement, Agreement)
+    assert agreement.takes == ((0,),)
+    ticket = issue("handoff", producer, consumer, agreement, 1000)
+    assert verify(mint(ticket, SECRET), SECRET) == ticket
 
 
 def test_one_layer_stated_a_thousand_times_is_refused_at_once() -> None:

@@ -211,7 +211,7 @@ def test_a_listener_and_a_channel(a: Tls, b: Tls) -> None:
 
     listener = Listener("127.0.0.1", SECRET, "channel", serve, a)
     channel = Channel.connect(listener.address, SECRET, soon(), b)
-    claim = Claim("t" * 4000, b"p", 0, 1, "tcp", "address")
+    claim = Claim("t" * 4000, b"claim", b"p", (), "tcp", "address")
     channel.send(claim, soon())
     assert channel.receive(soon()) == Ask("x" * 100)
     assert said == [claim]
