@@ -18,12 +18,13 @@ from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.consumer import Consumer
 from deeplink.kvconnector.group import Group
-from deeplink.kvconnector.handoff import Ledger
+from deeplink.kvconnector.handoff import Ledger, Side
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.producer import Producer
 from deeplink.kvconnector.staging import Staging
+from deeplink.kvconnector.tally import Half
 from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport.start import Transports
 
@@ -161,7 +162,16 @@ class Endpoint:
             claims=self.producer.claims + self.consumer.claims,
             handoffs=self._ledger.open,
             ended=dict(self._ledger.ended_by_state),
+            late=self._ledger.late,
+            halves={
+                "producer": self._half("producer", self.producer.claims, self._outgoing),
+                "consumer": self._half("consumer", self.consumer.claims, self._incoming),
+            },
+            tallies=self._ledger.tallies(),
         )
+
+    def _half(self, side: Side, claims: int, staging: Staging) -> Half:
+        return Half(self._ledger.open_of(side), claims, staging.capacity, staging.used)
 
 
 def _agree(producer: co.Contract, consumer: co.Contract) -> Agreement:

@@ -1,6 +1,6 @@
 """Serving one claim: announce the chunks, push those that are granted a place, and let go of those that have landed.
 
-It runs on the thread of the claim's channel and may block until the handoff's deadline. `Producer` owns the offer and
+It runs on the thread of the claim's channel and may block until the handoff's deadline. `Offers` owns the offer and
 its end; what is shared with it is guarded by `changed`.
 """
 
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import digest, wire
+from deeplink.kvconnector.admission import check_quit
 from deeplink.kvconnector.group import Group, Wire
-from deeplink.kvconnector.offer import Announced, Offer, Staged, Taking
+from deeplink.kvconnector.offer import Announced, Offer, Staged, Taking, release, settle
 from deeplink.kvconnector.pool import Pool
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport.base import Link, Push, Transport
@@ -45,14 +46,13 @@ class Serving:
 
     def move(self) -> None:
         """Announce, push and account every chunk that overlaps the claim. Returns when all of it has landed."""
-        parts = [part for part in self.claim.parts if part.start < part.stop]
-        if not parts:
-            return
         self._recount()
-        self._attach(self.links.take(self._peer) or self._connect())
+        if not any(part.start < part.stop for part in self.claim.parts):
+            return
         covered = [part.start for part in self.claim.parts]
         index, healthy = self.taking.done, False
         try:
+            self._attach(self.links.take(self._peer) or self._connect())
             while True:
                 while self._announced() < AHEAD and (staged := self._next(index)) is not None:
                     index += 1
@@ -85,13 +85,19 @@ class Serving:
         return self.claim.transport, self.claim.address
 
     def _attach(self, link: Link) -> None:
+        """From here on the end of the handoff closes it."""
         with self.changed:
-            self.taking.link = link
+            ended = self.offer.ended
+            if ended is None:
+                self.taking.link = link
+        if ended is not None:
+            link.close()
+            raise DeeplinkError.from_reason(ended)
 
     def _detach(self, healthy: bool) -> None:
         with self.changed:
             link, self.taking.link = self.taking.link, None
-            # `_end` closes the links it has found here, so one it may have seen is not kept for others.
+            # `Offers.end` closes the links it has found here, so one it may have seen is not kept for others.
             healthy = healthy and self.offer.ended is None
         if link is None:
             return
@@ -127,18 +133,19 @@ class Serving:
         wanted = [
             place
             for place, part in enumerate(self.claim.parts)
-            if part.group == staged.group and chunk.stop > covered[place] and chunk.start < part.stop
+            if part.group == staged.group and chunk.start < part.stop and covered[place] < min(chunk.stop, part.stop)
         ]
         if not wanted:
             self._waiting.append(Announced(staged, True, landed=True))
             self._settle()
             return
         form = self._form(staged)
-        if staged.digests is None:
-            staged.digests = self._digest(staged, form)
+        digests = staged.digests
+        if digests is None:
+            digests = staged.digests = self._digest(staged, form)
         for place in wanted:
             part = _wire(form, self.claim.parts[place])
-            tiles = form.part_of(staged.digests, part)
+            tiles = form.part_of(digests, part)
             one = Announced(staged, place == wanted[-1], self._number, place, tiles, part.length(chunk.tokens))
             self._number += 1
             self._waiting.append(one)
@@ -168,8 +175,10 @@ class Serving:
 
     def _recount(self) -> None:
         """Of what was under way when the last connection broke, this claim says what has landed all the same."""
-        for one in self.taking.flying:
-            if one.part < len(self.claim.parts) and one.staged.chunk.stop <= self.claim.parts[one.part].start:
+        flying, self.taking.flying = self.taking.flying, []
+        for one in flying:
+            part = self.claim.parts[one.part]
+            if min(one.staged.chunk.stop, part.stop) <= part.start:
                 self._count(one)
 
     def _count(self, one: Announced) -> None:
@@ -199,8 +208,7 @@ class Serving:
         finally:
             with self.changed:
                 staged.readers -= 1
-                if self.offer.ended is not None and not staged.readers:
-                    self.staging.release(staged.piece)
+                settle(staged, self.staging)
 
     @property
     def _link(self) -> Link:
@@ -252,61 +260,5 @@ class Serving:
         return self.channel.receive(self.offer.deadline)
 
 
-def release(staged: Staged, staging: Staging) -> None:
-    """One claim less wants this chunk. Under the producer's lock."""
-    staged.claims -= 1
-    if staged.claims == 0 and not staged.readers:
-        staging.release(staged.piece)
-
-
 def _wire(form: Wire, part: ch.Part) -> Wire:
     return form.part(part.layers, part.heads)
-
-
-def check_claim(offer: Offer, claim: ch.Claim, channel: ch.Channel, groups: Sequence[Group]) -> None:
-    """Raises what keeps this claim from being served: another transport, another prompt, what is not there."""
-    agreed = channel.agreement
-    if claim.transport != agreed.transport:
-        raise Refused(
-            "the claim is for another transport than agreed",
-            field="transport",
-            ours=agreed.transport,
-            theirs=claim.transport,
-        )
-    if offer.wire != agreed.wire:
-        raise Refused(
-            "the ticket asks for other element types than the two engines agree on",
-            field="wire",
-            ours=", ".join(agreed.wire),
-            theirs=", ".join(offer.wire),
-            remedy="the router has an old contract of one of them; ask again",
-        )
-    if claim.prompt != offer.prompt:
-        raise Refused(
-            "the two engines do not have the same prompt",
-            field="prompt",
-            ours=offer.prompt.hex(),
-            theirs=claim.prompt.hex(),
-            remedy="serve the same tokenizer and chat template on both engines",
-        )
-    for part in claim.parts:
-        if part.group >= len(groups):
-            raise ProtocolError(f"a claim on cache group {part.group} of {len(groups)}")
-        group, (first, last) = groups[part.group], offer.ranges[part.group]
-        if not set(part.layers) <= set(group.layers) or len(set(part.layers)) < len(part.layers):
-            raise ProtocolError(f"a claim on layers {part.layers} of a rank that has {group.layers}")
-        if not group.heads[0] <= part.heads[0] < part.heads[1] <= group.heads[1]:
-            raise ProtocolError(f"a claim on heads {part.heads} of a rank that has {group.heads}")
-        if not part.start <= part.stop <= last:
-            raise ProtocolError(f"tokens [{part.start}, {part.stop}) of a prompt of {last}")
-        if part.start < first and part.start < part.stop:
-            raise ProtocolError(f"tokens [{part.start}, {part.stop}), of which only those from {first} on are kept")
-
-
-def check_quit(channel: ch.Channel, deadline: float) -> None:
-    """While nothing is expected from the consumer, anything that comes is its farewell."""
-    if channel.readable(0):
-        message = channel.receive(deadline)
-        if isinstance(message, ch.Quit):
-            raise DeeplinkError.from_reason(message.reason)
-        raise ProtocolError(f"{type(message).__name__} out of turn")
