@@ -16,12 +16,13 @@ from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import digest, wire
 from deeplink.kvconnector.admission import check_quit
 from deeplink.kvconnector.group import Group, Wire
-from deeplink.kvconnector.offer import Announced, Offer, Staged, Taking, release, settle
+from deeplink.kvconnector.offer import Announced, Offer, Staged, Taking, release
 from deeplink.kvconnector.pool import Pool
+from deeplink.kvconnector.pushing import POSTS, Pushing
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport.base import Link, Push, Transport
 
-AHEAD = 3
+AHEAD = 2 * POSTS
 """Chunks announced before the first of them has landed."""
 LOOK = 0.05
 """Seconds between two looks at what else may have happened while a consumer or prefill is waited for."""
@@ -41,8 +42,15 @@ class Serving:
     links: Pool[Link]
     transports: Mapping[str, Transport]
     changed: threading.Condition
+    _pushing: Pushing = field(init=False)
     _waiting: deque[Announced] = field(default_factory=deque)
     _number: int = 0
+
+    def __post_init__(self) -> None:
+        peer = self.claim.transport, self.claim.address
+        self._pushing = Pushing(
+            self.offer, self.taking, peer, self._connect, self._current, self.staging, self.links, self.changed
+        )
 
     def move(self) -> None:
         """Announce, push and account every chunk that overlaps the claim. Returns when all of it has landed."""
@@ -52,7 +60,7 @@ class Serving:
         covered = [part.start for part in self.claim.parts]
         index, healthy = self.taking.done, False
         try:
-            self._attach(self.links.take(self._peer) or self._connect())
+            self._pushing.open()
             while True:
                 while self._announced() < AHEAD and (staged := self._next(index)) is not None:
                     index += 1
@@ -63,7 +71,8 @@ class Serving:
                         return
                     self._await_chunk(index)
                     continue
-                self._answer(self._hear())
+                if not self._report():
+                    self._answer(self._hear())
         except DeeplinkError as exc:
             # When the handoff was ended from elsewhere, the broken link is the consequence, not the cause.
             if self.offer.ended is not None:
@@ -76,45 +85,7 @@ class Serving:
             raise
         finally:
             self.taking.flying = [one for one in self._waiting if not one.landed]
-            self._detach(healthy)
-
-    # -- the link --------------------------------------------------------------------------------------------
-
-    @property
-    def _peer(self) -> tuple[str, str]:
-        return self.claim.transport, self.claim.address
-
-    def _attach(self, link: Link) -> None:
-        """From here on the end of the handoff closes it."""
-        with self.changed:
-            ended = self.offer.ended
-            if ended is None:
-                self.taking.link = link
-        if ended is not None:
-            link.close()
-            raise DeeplinkError.from_reason(ended)
-
-    def _detach(self, healthy: bool) -> None:
-        with self.changed:
-            link, self.taking.link = self.taking.link, None
-            # `Offers.end` closes the links it has found here, so one it may have seen is not kept for others.
-            healthy = healthy and self.offer.ended is None
-        if link is None:
-            return
-        if healthy:
-            self.links.give(self._peer, link)
-        else:
-            link.close()
-            self.links.drop(self._peer)
-
-    def _connect(self) -> Link:
-        try:
-            return self.transports[self.claim.transport].connect(self.claim.address, self.offer.deadline)
-        except PeerGone as exc:
-            # A consumer that shuts down says so on the channel, and its transport is gone at the same moment.
-            if (reason := self.channel.last_words()) is not None:
-                raise DeeplinkError.from_reason(reason) from exc
-            raise
+            self._pushing.close(healthy)
 
     # -- one chunk -------------------------------------------------------------------------------------------
 
@@ -161,8 +132,7 @@ class Serving:
         if isinstance(message, ch.Grant):
             for one in self._waiting:
                 if one.number == message.index and not one.landed:
-                    self._push(one, message.key)
-                    self.channel.send(ch.Sent(message.index), self.offer.deadline)
+                    self._pushing.post(one, self._pushes(one, message.key))
                     return
         if isinstance(message, ch.Landed):
             first = next((one for one in self._waiting if not one.landed), None)
@@ -187,35 +157,6 @@ class Serving:
         taking.moved += one.length
         if one.digests is not None:
             taking.total = (taking.total + digest.total(one.digests)) & _MASK
-
-    def _push(self, one: Announced, key: bytes) -> None:
-        """Over a fresh link once, should the one that was kept have died without our noticing."""
-        staged = one.staged
-        with self.changed:
-            if self.offer.ended is not None:
-                raise DeeplinkError.from_reason(self.offer.ended)
-            staged.readers += 1
-        try:
-            pushes = list(self._pushes(one, key))
-            try:
-                self._link.push(pushes, self.offer.deadline)
-            except PeerGone:
-                if self.offer.ended is not None or self.taking.channel is not self.channel or self.channel.ended():
-                    raise
-                self._detach(healthy=False)
-                self._attach(self._connect())
-                self._link.push(pushes, self.offer.deadline)
-        finally:
-            with self.changed:
-                staged.readers -= 1
-                settle(staged, self.staging)
-
-    @property
-    def _link(self) -> Link:
-        link = self.taking.link
-        if link is None:
-            raise PeerGone("the claim has been taken over by a newer connection")
-        return link
 
     def _pushes(self, one: Announced, key: bytes) -> Sequence[Push]:
         tokens = one.staged.chunk.tokens
@@ -242,6 +183,25 @@ class Serving:
                 if one.last:
                     self.taking.done += 1
                     release(one.staged, self.staging)
+
+    def _report(self) -> bool:
+        """Tell the consumer what has arrived, if that is to be told before anything else is heard."""
+        if not self._pushing.full and (not self._pushing.under_way or self.channel.readable(0)):
+            return False
+        self.channel.send(ch.Sent(self._pushing.arrived().number), self.offer.deadline)
+        return True
+
+    def _connect(self) -> Link:
+        try:
+            return self.transports[self.claim.transport].connect(self.claim.address, self.offer.deadline)
+        except PeerGone as exc:
+            # A consumer that shuts down says so on the channel, and its transport is gone at the same moment.
+            if (reason := self.channel.last_words()) is not None:
+                raise DeeplinkError.from_reason(reason) from exc
+            raise
+
+    def _current(self) -> bool:
+        return self.taking.channel is self.channel and not self.channel.ended()
 
     # -- waiting ---------------------------------------------------------------------------------------------
 

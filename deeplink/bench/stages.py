@@ -13,18 +13,20 @@ from collections.abc import Callable
 from typing import Any
 
 from deeplink.kvconnector.group import Group
-from deeplink.kvconnector.receive import Receiving
+from deeplink.kvconnector.landing import Landings
+from deeplink.kvconnector.pushing import Pushing
 from deeplink.kvconnector.serve import Serving
 
 STEPS: dict[str, tuple[type, str]] = {
     "gather": (Group, "stage"),
     "digest": (Serving, "_digest"),
-    "push": (Serving, "_push"),
-    "verify": (Receiving, "_verified"),
+    "push": (Pushing, "post"),
+    "acknowledge": (Pushing, "arrived"),
+    "verify": (Landings, "_verified"),
     "scatter": (Group, "land"),
 }
-"""Step, and the method that is it. `push` includes waiting for the peer to have taken the bytes, and its CPU time is
-that of the pushing thread: the receiving one's is in no step."""
+"""Step, and the method that is it. `push` is until the bytes are on their way and `acknowledge` the wait for them to be
+there; their CPU time is that of the pushing thread: the receiving one's is in no step."""
 
 
 class Stages:

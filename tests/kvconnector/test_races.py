@@ -21,6 +21,7 @@ from deeplink.kvconnector import receive as receive_module
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.contract import CacheGroup
 from deeplink.kvconnector.pool import KEPT_PEERS, KEPT_PER_PEER, Pool
+from deeplink.kvconnector.pushing import Pushing
 from deeplink.kvconnector.receive import Receiving
 from deeplink.kvconnector.serve import Serving
 from deeplink.kvconnector.ticket import Ticket
@@ -95,13 +96,13 @@ def test_a_link_is_not_kept_when_the_handoff_ends_at_that_moment(pair: Pair, mon
     producer = pair.producer.endpoint.producer
     ticket, text = pair.ticket()
 
-    detach = Serving._detach
+    close = Pushing.close
 
-    def trapped(serving: Serving, healthy: bool) -> None:
+    def trapped(pushing: Pushing, healthy: bool) -> None:
         producer.abort(ticket.handoff)
-        detach(serving, healthy)
+        close(pushing, healthy)
 
-    monkeypatch.setattr(Serving, "_detach", trapped)
+    monkeypatch.setattr(Pushing, "close", trapped)
     pair.open(ticket, TOKENS)
     pair.load(pair.order(ticket, text, THEIRS, TOKENS))
     pair.fill(ticket, OURS, TOKENS)
