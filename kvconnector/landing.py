@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deeplink.errors import Aborted, DeadlineExceeded, DigestMismatch, ProtocolError
+from deeplink.errors import Aborted, DeadlineExceeded, DigestMismatch, HandoffError, ProtocolError
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import digest
+from deeplink.kvconnector.arena import Lent
 from deeplink.kvconnector.group import Group, Wire
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.plan import Chunk
@@ -175,12 +176,16 @@ class Landings:
         assert landing.region is not None
         assert landing.piece is not None
         landing.region.withdraw()
-        landing.region = None
+        lent, landing.region = landing.region.lent, None
         message, load = landing.message, self.load
         taken = self.taken[message.part]
         chunk = Chunk(message.start, message.stop)
-        memory = self.staging.view(landing.piece)
-        total = self._verified(taken.wire, chunk, memory, message) if self.verify else 0
+        memory = self.staging.view(landing.piece) if lent is None else lent.memory
+        try:
+            total = self._verified(taken.wire, chunk, memory, message) if self.verify else 0
+        except DigestMismatch:
+            _still_lent(lent)
+            raise
         wanted = Chunk(max(chunk.start, taken.covered), min(chunk.stop, taken.stop))
         with load.writing:
             if load.over:
@@ -188,6 +193,7 @@ class Landings:
             if wanted.tokens > 0:
                 producer = self.channel.peer.groups[taken.share.ours]
                 taken.group.land(taken.wire, memory, producer, chunk, taken.table, wanted)
+            _still_lent(lent)
             # A chunk may go on where the part has ended.
             taken.covered = min(chunk.stop, taken.stop)
             load.moved += message.length
@@ -213,6 +219,12 @@ class Landings:
         region, piece = landing.region, landing.piece
         landing.region = landing.piece = None
         self.quarantine.let_go(region, piece)
+
+
+def _still_lent(lent: Lent | None) -> None:
+    """Raises when the producer has taken back what was read: it may have been somebody else's by then."""
+    if lent is not None and not lent.intact():
+        raise HandoffError("the prefill engine ended the handoff while its staging memory was read")
 
 
 def _mismatch(wire: Wire, chunk: Chunk, ours: digest.Tiles, theirs: np.ndarray, wrong: int) -> DigestMismatch:

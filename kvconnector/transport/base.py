@@ -19,6 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from deeplink.kvconnector.arena import Lent
+from deeplink.kvconnector.staging import Staging
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -49,6 +52,9 @@ class Push:
 class Region(Protocol):
     """Memory a peer may write into until it is withdrawn."""
 
+    lent: Lent | None
+    """Where the bytes are after a push, if the peer has lent them rather than written into the region."""
+
     @property
     def key(self) -> bytes: ...
 
@@ -72,6 +78,14 @@ class Link(Protocol):
 
     def close(self) -> None:
         """May come from another thread than the one that pushes, and makes its push fail."""
+
+
+@runtime_checkable
+class LendingTransport(Protocol):
+    """A transport whose peers can read staging where it is."""
+
+    def lend(self, staging: Staging) -> None:
+        """What is pushed will lie in it, and may be lent. Called once, before anything is pushed."""
 
 
 @runtime_checkable
