@@ -71,7 +71,7 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
 
     `claim` names this claim: after a broken link the consumer claims again under the same name, what it has not
     verified yet. Without parts it lets the producer go. It goes on at token `stop` of the prompt, which decides whether
-    a state is the right one.
+    a state is the right one. Who does not `verify` is sent no digests.
     """
 
     ticket: Annotated[str, msgspec.Meta(max_length=MAX_TICKET)]
@@ -81,6 +81,7 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     transport: Name
     address: Text
     stop: Count = 0
+    verify: bool = True
 
 
 class Accept(msgspec.Struct, frozen=True, tag="accept"):

@@ -63,6 +63,7 @@ class Taking:
     tokens: dict[int, int] = field(default_factory=dict)
     moved: int = 0
     total: int = 0
+    digested: bool = True
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, LinkLost, PeerGone, Reason, Refused, TicketRefused
 from deeplink.kvconnector import channel as ch
@@ -195,7 +195,7 @@ class Offers:
                 reason,
                 tokens=max((max(taking.tokens.values(), default=0) for taking in takings), default=0),
                 kv_bytes=sum(taking.moved for taking in takings),
-                digest=sum(taking.total for taking in takings) & (1 << 64) - 1,
+                digest=_digest(takings),
                 resumed=sum(taking.resumed for taking in takings),
             )
             self.changed.notify_all()
@@ -245,3 +245,10 @@ def _broken(failure: DeeplinkError, channel: ch.Channel) -> bool:
     if isinstance(failure, Refused):
         return failure.field == "region"
     return isinstance(failure, PeerGone) and channel.broken
+
+
+def _digest(takings: Sequence[Taking]) -> int | None:
+    """Of all that was moved; None when somebody took it without digests."""
+    if not all(taking.digested for taking in takings):
+        return None
+    return sum(taking.total for taking in takings) & (1 << 64) - 1

@@ -163,7 +163,9 @@ class Receiving:
             taken.announced = taken.covered
         parts = tuple(taken.part() for taken in self.taken)
         address = self.transports[agreed.transport].address
-        claim = ch.Claim(order.ticket_text, self._claim, order.prompt, parts, agreed.transport, address, order.stop)
+        claim = ch.Claim(
+            order.ticket_text, self._claim, order.prompt, parts, agreed.transport, address, order.stop, self.verify
+        )
         self.channel.send(claim, self._deadline)
         answer = self.channel.receive(self._deadline)
         if isinstance(answer, ch.Fail):

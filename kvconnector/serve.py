@@ -112,16 +112,18 @@ class Serving:
             return
         form = self._form(staged)
         digests = staged.digests
-        if digests is None:
+        if digests is None and self.claim.verify:
             digests = staged.digests = self._digest(staged, form)
         for place in wanted:
             part = _wire(form, self.claim.parts[place])
-            tiles = form.part_of(digests, part)
+            tiles = form.part_of(digests, part) if digests is not None else None
             one = Announced(staged, place == wanted[-1], self._number, place, tiles, part.length(chunk.tokens))
             self._number += 1
             self._waiting.append(one)
             self.channel.send(
-                ch.Chunk(one.number, place, chunk.start, chunk.stop, one.length, tiles.tobytes()),
+                ch.Chunk(
+                    one.number, place, chunk.start, chunk.stop, one.length, b"" if tiles is None else tiles.tobytes()
+                ),
                 self.offer.deadline,
             )
             covered[place] = chunk.stop
@@ -155,7 +157,9 @@ class Serving:
         taking, chunk = self.taking, one.staged.chunk
         taking.tokens[one.part] = taking.tokens.get(one.part, 0) + chunk.tokens
         taking.moved += one.length
-        if one.digests is not None:
+        if one.digests is None:
+            taking.digested = False
+        else:
             taking.total = (taking.total + digest.total(one.digests)) & _MASK
 
     def _pushes(self, one: Announced, key: bytes) -> Sequence[Push]:

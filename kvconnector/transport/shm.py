@@ -1,8 +1,8 @@
 """Pushes to a process on the same host: staging is lent where it is, and anything else goes through a ring per link.
 
-When a link is made, the serving side gives the pusher a ring (a sealed memfd), and the pusher gives the serving side its
-staging memory to read. A push of what lies there says only where: ``key, offset, length``, and the place and lease in
-the staging (`arena`). If that is all of a region, the region's owner reads it in place; if it is a part, the serving
+When a link is made, the serving side gives the pusher a ring (a sealed memfd), and the pusher gives the serving side
+its staging memory to read. A push of what lies there says only where: ``key, offset, length``, and the place and lease
+in the staging (`arena`). If that is all of a region, the region's owner reads it in place; if it is a part, the serving
 side's thread copies it there. What lies elsewhere the pusher copies into a slot of the ring, says over the socket what
 is in it, and the serving side's thread copies it on, which frees the slot.
 
