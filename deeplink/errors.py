@@ -173,7 +173,15 @@ class SolverError(DeeplinkError):
 
 
 class FleetError(SolverError):
+    """`line` is where in the file, counted from 1; 0 where it is not known."""
+
     code = "fleet_error"
+
+    def __init__(
+        self, message: str, *, field: str = "", ours: str = "", theirs: str = "", remedy: str = "", line: int = 0
+    ) -> None:
+        super().__init__(message, field=field, ours=ours, theirs=theirs, remedy=remedy)
+        self.line = line
 
 
 class RateError(SolverError):

@@ -63,10 +63,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """When to stop: at a proven relative `gap`, or after `seconds`. Only the latter depends on the machine."""
+    """When to stop: at a proven relative `gap`, after `nodes` of the search tree, or after `seconds`. Only the last
+    depends on the machine."""
 
     gap: float = 1e-4
     seconds: float = 60.0
+    nodes: int = 1_000_000_000
 
 
 def solve(
@@ -80,9 +82,13 @@ def solve(
     """One thread and a fixed seed, so that the same program has the same answer. Raises SolverError when HiGHS gives up
     in a way that says nothing about the program."""
     effort = effort or Effort()
+    if not program.lower:  # which HiGHS calls empty, whatever the rows say
+        holds = all(low <= 0 <= high for low, high in zip(program.row_lower, program.row_upper, strict=True))
+        return Answer("optimal" if holds else "infeasible", 0.0, 0.0)
     solver = _load(program, objective, maximise, relaxed=False)
     solver.setOptionValue("mip_rel_gap", effort.gap)
     solver.setOptionValue("time_limit", effort.seconds)
+    solver.setOptionValue("mip_max_nodes", effort.nodes)
     if len(start):
         solution = _highspy().HighsSolution()
         solution.col_value = list(start)
@@ -94,13 +100,15 @@ def solve(
     if status == kinds.kInfeasible:
         return Answer("infeasible", 0.0, 0.0)
     if status in (kinds.kUnboundedOrInfeasible, kinds.kUnbounded):
-        raise SolverError("the program has no bound", remedy="report it: every objective here is bounded by the inventory")
+        raise SolverError(
+            "the program has no bound", remedy="report it: every objective here is bounded by the inventory"
+        )
     found = info.primal_solution_status == _highspy().SolutionStatus.kSolutionStatusFeasible
     values = tuple(solver.getSolution().col_value) if found else ()
     bound = info.mip_dual_bound if any(program.integer) else info.objective_function_value
     if status == kinds.kOptimal:
         return Answer("optimal", info.objective_function_value, bound, values)
-    if status in (kinds.kTimeLimit, kinds.kSolutionLimit, kinds.kInterrupt):
+    if status in (kinds.kTimeLimit, kinds.kSolutionLimit, kinds.kInterrupt, kinds.kIterationLimit):
         return Answer("feasible" if found else "unknown", info.objective_function_value, bound, values)
     raise SolverError(f"HiGHS ended with {solver.modelStatusToString(status)}")
 
@@ -109,7 +117,7 @@ def duals(program: Program, objective: Mapping[int, float], *, maximise: bool = 
     """By how much the relaxed program's optimum changes with each row's bound; only rows where it does."""
     solver = _load(program, objective, maximise, relaxed=True)
     solver.run()
-    if solver.getModelStatus() != _highspy().HighsModelStatus.kOptimal:
+    if not program.lower or solver.getModelStatus() != _highspy().HighsModelStatus.kOptimal:
         return {}
     return {row: dual for row, dual in enumerate(solver.getSolution().row_dual) if abs(dual) > 1e-9}
 
@@ -143,7 +151,7 @@ def _load(program: Program, objective: Mapping[int, float], maximise: bool, *, r
         lp.integrality_ = [kinds.kInteger if integer else kinds.kContinuous for integer in program.integer]
     solver = highspy.Highs()
     solver.silent()
-    solver.setOptionValue("threads", 1)
+    solver.setOptionValue("parallel", "off")
     solver.setOptionValue("random_seed", 0)
     solver.setOptionValue("mip_feasibility_tolerance", 1e-7)
     solver.passModel(lp)

@@ -175,7 +175,10 @@ def _element(config: Config) -> str:
     element = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     if element not in _DTYPES:
         raise FleetError(
-            "the model's element type is not known", field="torch_dtype", ours=element, remedy=f"one of {sorted(_DTYPES)}"
+            "the model's element type is not known",
+            field="torch_dtype",
+            ours=element,
+            remedy=f"one of {sorted(_DTYPES)}",
         )
     return element
 

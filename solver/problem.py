@@ -11,7 +11,7 @@ engine a request a second of each bucket takes up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["prefill", "decode", "both"]
@@ -32,16 +32,15 @@ class Pool:
     price: float = 0.0
     watts: float = 0.0
     aligned: tuple[tuple[int, int], ...] = ()
-    current: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """From `count` engines on, the share of each that may be in use. More engines behind one queue wait less for each
-    other, so the share rises with the count."""
+    """From `count` engines on, the share of each resource of each engine that may be in use. More engines behind one
+    queue wait less for each other, so shares rise with the count."""
 
     count: int
-    share: float
+    shares: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class Candidate:
 
     `uses[r][b]` is the part of one engine's resource r that one request a second of bucket b takes. `latency[b]` is
     the time to the end of prefill, waiting included, in seconds; zeros for decode. `serves[b]` says whether it may
-    serve the bucket at all. `current` is how many run now.
+    serve the bucket at all. `current` is how many engines of its pool, role and size run now.
     """
 
     name: str
@@ -60,22 +59,23 @@ class Candidate:
     uses: tuple[tuple[float, ...], ...]
     latency: tuple[float, ...]
     serves: tuple[bool, ...]
+    caps: tuple[Cap, ...]
     groups: int = 1
-    caps: tuple[Cap, ...] = (Cap(1, 1.0),)
     current: int = 0
 
     @property
     def chips(self) -> int:
         return self.group * self.groups
 
-    def share(self, count: int) -> float:
-        """The usable share of each of `count` engines."""
-        return max((cap.share for cap in self.caps if cap.count <= count), default=0.0)
+    def shares(self, count: int) -> tuple[float, ...]:
+        """The usable shares of each of `count` engines."""
+        return max((cap for cap in self.caps if cap.count <= count), key=lambda cap: cap.count).shares
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What some routes share: `capacity` bytes a second in all, or for each chip of `pool` that runs in `role`."""
+    """What some routes share: `capacity` in all, or for each chip of `pool` that runs in `role`. In whatever unit the
+    routes' loads are."""
 
     name: str
     capacity: float
@@ -87,15 +87,21 @@ class Link:
 class Route:
     """Prefill in pool `source` may hand over to decode in pool `target`.
 
-    `seconds[b]` is what handing one request over adds to its time to first token, `bytes[b]` what it sends over each
-    of `links`.
+    Handing a request of bucket b over takes `latency` plus `seconds[b]`, the latter divided among the chips of the
+    prefill engine, but at most among `parallel`. `loads` are what a request a second puts on links: pairs of a link and
+    the load for each bucket.
     """
 
     source: int
     target: int
     seconds: tuple[float, ...]
-    bytes: tuple[float, ...]
-    links: tuple[int, ...] = ()
+    loads: tuple[tuple[int, tuple[float, ...]], ...] = ()
+    latency: float = 0.0
+    parallel: int = 1
+
+    def adds(self, candidate: Candidate, bucket: int) -> float:
+        """Seconds between this engine's end of prefill and the cache being where it is decoded."""
+        return self.latency + self.seconds[bucket] / min(candidate.chips, self.parallel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,7 @@ class Problem:
     links: tuple[Link, ...] = ()
     ttft: float = float("inf")
     budget: float = float("inf")
-    buckets: tuple[str, ...] = field(default=())
+    buckets: tuple[str, ...] = ()
 
     def price(self, candidate: Candidate) -> float:
         return self.pools[candidate.pool].price * candidate.chips
@@ -130,13 +136,13 @@ class Problem:
 
     def in_time(self, candidate: Candidate, bucket: int, route: Route | None = None) -> bool:
         """Whether a prefill (or aggregated, without a route) engine gives the first token of this bucket in time."""
-        added = route.seconds[bucket] if route is not None else 0.0
+        added = route.adds(candidate, bucket) if route is not None else 0.0
         return candidate.serves[bucket] and candidate.latency[bucket] + added <= self.ttft * (1 + 1e-12)
 
 
 def useful(problem: Problem) -> tuple[Candidate, ...]:
     """The candidates without those that another one of the same pool and role replaces: on no more chips, in no larger
-    groups, no slower for any bucket, with no more use of any resource, and of those now running no more.
+    groups, no slower for any bucket, with no more use of any resource.
 
     The optimum is the same with and without them. Of two equal ones the first stays.
     """
@@ -151,7 +157,7 @@ def useful(problem: Problem) -> tuple[Candidate, ...]:
 
 
 def _replaces(a: Candidate, b: Candidate) -> bool:
-    if (a.pool, a.role) != (b.pool, b.role) or len(a.uses) != len(b.uses) or b.current > 0:
+    if (a.pool, a.role) != (b.pool, b.role) or len(a.uses) != len(b.uses):
         return False
     if a.chips != b.chips or a.group > b.group:
         return False  # fewer chips an engine means more engines, which is another trade
@@ -159,7 +165,11 @@ def _replaces(a: Candidate, b: Candidate) -> bool:
         return False
     if any(ours > theirs for ours, theirs in zip(a.latency, b.latency, strict=True)):
         return False
-    if any(ours > theirs for mine, its in zip(a.uses, b.uses, strict=True) for ours, theirs in zip(mine, its, strict=True)):
+    if any(
+        ours > theirs for mine, its in zip(a.uses, b.uses, strict=True) for ours, theirs in zip(mine, its, strict=True)
+    ):
         return False
-    counts = {cap.count for cap in (*a.caps, *b.caps)}
-    return all(a.share(count) >= b.share(count) for count in counts)
+    counts = sorted({cap.count for cap in (*a.caps, *b.caps)})
+    return all(
+        ours >= theirs for count in counts for ours, theirs in zip(a.shares(count), b.shares(count), strict=True)
+    )

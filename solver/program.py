@@ -25,19 +25,30 @@ from deeplink.solver.problem import Candidate, Problem, Scenario
 Terms = dict[int, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Prefill engines of one pool that are in time for a bucket on the same routes: the columns of their requests by
+    candidate, and of what leaves by route."""
+
+    bucket: int
+    engines: dict[int, int]
+    routes: dict[int, int]
+
+
 @dataclass(slots=True)
 class Model:
     """The program with the meaning of its columns.
 
     `engines[k]` are the columns of candidate k, one for each step of its caps; `flows[s][k][b]` the column of its
-    requests; `routed[s][r][b]` those of a route, one for each class; `theta` the multiple of the workload's rate.
+    requests; `classes[s]` what is handed over; `theta` the multiple of the workload's rate. `rows` are the rows that
+    mean something to people: kind and name.
     """
 
     problem: Problem
     program: Program
     engines: list[list[int]] = field(default_factory=list)
     flows: list[list[dict[int, int]]] = field(default_factory=list)
-    routed: list[list[dict[int, list[int]]]] = field(default_factory=list)
+    classes: list[list[Class]] = field(default_factory=list)
     theta: int | None = None
     rows: dict[int, tuple[str, str]] = field(default_factory=dict)
 
@@ -125,10 +136,10 @@ def _scenario(model: Model, scenario: Scenario, theta: int | None) -> None:
     buckets = range(len(problem.rates))
     flows: list[dict[int, int]] = []
     demand: list[Terms] = [{} for _ in buckets]
-    classes: dict[tuple[int, int, tuple[int, ...]], Terms] = defaultdict(dict)
+    classes: dict[tuple[int, int, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
     arriving: dict[tuple[int, int], Terms] = defaultdict(dict)
     reached = {route.target for route in problem.routes}
-    for candidate in problem.candidates:
+    for k, candidate in enumerate(problem.candidates):
         mine: dict[int, int] = {}
         for b in buckets:
             if problem.rates[b] <= 0 or not candidate.serves[b]:
@@ -145,23 +156,24 @@ def _scenario(model: Model, scenario: Scenario, theta: int | None) -> None:
                 )
                 if open_routes:
                     mine[b] = program.column()
-                    classes[candidate.pool, b, open_routes][mine[b]] = 1.0
+                    classes[candidate.pool, b, open_routes][k] = mine[b]
             elif candidate.pool in reached:
                 mine[b] = program.column()
                 arriving[candidate.pool, b][mine[b]] = -1.0
         flows.append(mine)
     model.flows.append(flows)
-    routed: list[dict[int, list[int]]] = [{} for _ in problem.routes]
-    for (_, b, open_routes), terms in classes.items():
-        balance = dict(terms)
+    handed: list[Class] = []
+    for (_, b, open_routes), engines in classes.items():
+        balance = dict.fromkeys(engines.values(), 1.0)
+        routes = {}
         for r in open_routes:
-            column = program.column()
-            routed[r].setdefault(b, []).append(column)
+            routes[r] = column = program.column()
             balance[column] = -1.0
             demand[b][column] = 1.0
             arriving[problem.routes[r].target, b][column] = 1.0
         program.row(balance, 0.0, 0.0)
-    model.routed.append(routed)
+        handed.append(Class(b, engines, routes))
+    model.classes.append(handed)
     for terms in arriving.values():
         program.row(terms, 0.0, 0.0)
     for b in buckets:
@@ -174,7 +186,7 @@ def _scenario(model: Model, scenario: Scenario, theta: int | None) -> None:
         else:
             _row(model, demand[b], wanted, wanted, "demand", name)
     _capacity(model, scenario, flows)
-    _links(model, scenario, routed)
+    _links(model, scenario, handed)
 
 
 def _capacity(model: Model, scenario: Scenario, flows: list[dict[int, int]]) -> None:
@@ -182,30 +194,29 @@ def _capacity(model: Model, scenario: Scenario, flows: list[dict[int, int]]) -> 
         if not flows[k]:
             continue
         available = scenario.available[candidate.pool]
-        shares = {
-            column: -cap.share * available for column, cap in zip(model.engines[k], candidate.caps, strict=True)
-        }
-        for use in candidate.uses:
+        for r, use in enumerate(candidate.uses):
             terms = {column: use[b] for b, column in flows[k].items()}
-            _row(model, {**terms, **shares}, -float("inf"), 0.0, "capacity", f"{scenario.name}: {candidate.name}")
+            for column, cap in zip(model.engines[k], candidate.caps, strict=True):
+                terms[column] = -cap.shares[r] * available
+            _row(model, terms, -float("inf"), 0.0, "capacity", f"{scenario.name}: {candidate.name}")
 
 
-def _links(model: Model, scenario: Scenario, routed: list[dict[int, list[int]]]) -> None:
+def _links(model: Model, scenario: Scenario, handed: list[Class]) -> None:
     problem = model.problem
     for index, link in enumerate(problem.links):
         terms: Terms = {}
-        for r, route in enumerate(problem.routes):
-            if index in route.links:
-                terms |= {column: route.bytes[b] for b, columns in routed[r].items() for column in columns}
+        for one in handed:
+            for r, column in one.routes.items():
+                for which, load in problem.routes[r].loads:
+                    if which == index:
+                        terms[column] = load[one.bucket]
         if not terms:
             continue
         name = f"{scenario.name}: {link.name}"
-        # Gigabytes, so that the coefficients are of the size of all others.
-        terms = {column: value / 1e9 for column, value in terms.items()}
         if link.pool is None:
-            _row(model, terms, -float("inf"), link.capacity / 1e9, "link", name)
+            _row(model, terms, -float("inf"), link.capacity, "link", name)
         else:
-            left = link.capacity * scenario.available[link.pool] / 1e9
+            left = link.capacity * scenario.available[link.pool]
             chips = {
                 k: -left * c.chips
                 for k, c in enumerate(problem.candidates)

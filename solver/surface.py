@@ -81,9 +81,7 @@ def fit(points: Sequence[Sequence[float]], logs: Sequence[float], priors: Sequen
     inverse = np.linalg.inv(full)
     weights = inverse @ values
     residuals = tuple(float(value) for value in -weights / np.diag(inverse))
-    return Surface(
-        places, weights, inverse, center, shape.distance, shape.variance, noise, shape.slopes, residuals
-    )
+    return Surface(places, weights, inverse, center, shape.distance, shape.variance, noise, shape.slopes, residuals)
 
 
 def _shared(a: Array, b: Array, shape: _Shape | Surface) -> Array:

@@ -14,8 +14,10 @@ Repeats are rows of their own: their median counts, and their spread is the erro
 from __future__ import annotations
 
 import csv
+import gzip
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -98,10 +100,19 @@ SPLITWISE_CHIPS = {
 
 def splitwise(path: Path) -> list[Measurement]:
     """The runs of Splitwise: each is a prefill, and decode steps whose context grows from the prompt on."""
-    columns = ("model", "hardware", "prompt_size", "batch_size", "token_size", "prompt_time", "token_time", "tensor_parallel")
+    columns = (
+        "model",
+        "hardware",
+        "prompt_size",
+        "batch_size",
+        "token_size",
+        "prompt_time",
+        "token_time",
+        "tensor_parallel",
+    )
     found = []
     for line, row in _rows(_text(path), str(path), columns):
-        number: Callable[[str], float] = lambda key, row=row, line=line: _number(row, key, str(path), line, least=1e-6)  # type: ignore[misc]
+        number = partial(_number, row, name=str(path), line=line, least=1e-6)
         prompt, generated, requests = number("prompt_size"), number("token_size"), int(number("batch_size"))
         chip = SPLITWISE_CHIPS.get(row["hardware"], row["hardware"])
         for phase, tokens, context, key in (
@@ -163,8 +174,6 @@ def helix(folder: Path, models: Mapping[str, Model]) -> list[Measurement]:
 
 
 def _text(path: Path) -> str:
-    import gzip
-
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
@@ -204,5 +213,9 @@ def _number(row: Row, column: str, name: str, line: int, *, least: float) -> flo
 
 def _wrong(name: str, line: int, column: str, value: str, wanted: str) -> RateError:
     return RateError(
-        f"{name}: line {line}: not a usable {column}", field=column, ours=repr(value), theirs=wanted, remedy="correct the row"
+        f"{name}: line {line}: not a usable {column}",
+        field=column,
+        ours=repr(value),
+        theirs=wanted,
+        remedy="correct the row",
     )

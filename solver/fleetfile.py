@@ -1,0 +1,410 @@
+"""fleet.toml, checked once at the edge. Every complaint names the line, the field and what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deeplink.errors import DeeplinkError, FleetError
+from deeplink.kvconnector import contract as contracts
+from deeplink.kvconnector.catalogue import LAYOUTS
+from deeplink.kvconnector.layout import ELEMENTS
+from deeplink.solver import catalogue, model, table, trace
+from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Service, Situation, Workload
+from deeplink.solver.highs import Effort
+from deeplink.solver.lines import line
+from deeplink.solver.rates import Measurement
+from deeplink.solver.roofline import Chip, Fractions
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Path_ = tuple[str | int, ...]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(_Strict):
+    config: Annotated[Path, Field(description="the checkpoint's config.json, from where the fleet file is")]
+    name: Annotated[str, Field(description="what rate tables and engines call it; default: the config's")] = ""
+
+
+class Lengths(_Strict):
+    prompt: Positive
+    output: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    share: Positive = 1.0
+
+
+class WorkloadSection(_Strict):
+    rate: (
+        Annotated[float, Field(gt=0, allow_inf_nan=False, description="requests a second; default: the trace's")] | None
+    ) = None
+    burstiness: (
+        Annotated[
+            float,
+            Field(
+                ge=0, allow_inf_nan=False, description="squared coefficient of variation of the times between requests"
+            ),
+        ]
+        | None
+    ) = None
+    prefix_hits: Annotated[float, Field(ge=0, lt=1, description="part of the prompts' tokens already cached")] = 0.0
+    lengths: tuple[Lengths, ...] = ()
+    trace: Annotated[Path | None, Field(description="a trace of Azure or Mooncake instead of lengths")] = None
+    buckets: Annotated[int, Field(ge=1, le=16, description="into how many a trace is divided")] = 4
+
+
+class ServiceSection(_Strict):
+    ttft: Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds to the first token")]
+    tpot: Annotated[float, Field(gt=0, allow_inf_nan=False, description="seconds for each further token")]
+    percentile: Annotated[float, Field(gt=0.5, lt=1, description="part of the requests that get it")] = 0.99
+    margin: Annotated[float, Field(ge=0, lt=1, description="part of the time to keep free")] = 0.0
+
+
+class ChipSection(_Strict):
+    name: str
+    tflops: Annotated[float, Field(gt=0, description="dense, 16-bit")]
+    tflops_8bit: Annotated[float, Field(ge=0, description="dense, 8-bit; 0: as 16-bit")] = 0.0
+    memory_gb: Positive
+    memory_gb_per_s: Positive
+    link_gb_per_s: Annotated[float, Field(ge=0, description="to the other chips of its host, one way")] = 0.0
+    watts: Annotated[float, Field(ge=0)] = 0.0
+    source: Annotated[str, Field(min_length=1, description="who says so")]
+    compute: Annotated[float, Field(gt=0, le=1, description="reached part of the operations, if measured")] | None = (
+        None
+    )
+    memory: Annotated[float, Field(gt=0, le=1, description="reached part of the bandwidth, if measured")] | None = None
+    error: Annotated[float, Field(gt=0, description="of times so predicted, relative")] = 0.3
+
+
+class Current(_Strict):
+    role: Literal["prefill", "decode", "both"]
+    tp: Count
+    engines: Count
+
+
+class PoolSection(_Strict):
+    name: str
+    chip: Annotated[str, Field(description="of those that come along, or of [[chips]]")]
+    count: Count
+    per_host: Annotated[int, Field(ge=1, description="chips of one host; a group never leaves it")] = 8
+    price: Annotated[float, Field(ge=0, allow_inf_nan=False, description="of a chip for an hour")] = 0.0
+    watts: Annotated[float, Field(ge=0, description="of a chip; default: the chip's")] | None = None
+    roles: tuple[Literal["prefill", "decode", "both"], ...] = ("prefill", "decode", "both")
+    tp: Annotated[tuple[Count, ...], Field(description="sizes of tensor-parallel groups; default: powers of two")] = ()
+    kv_dtype: Annotated[str, Field(description="element type of the KV cache; default: the model's")] = ""
+    layout: Annotated[str, Field(description="the KV cache's layout, by name or as text")] = "vllm-nhd"
+    casts: Annotated[tuple[str, ...], Field(description="lossy casts consented to")] = ()
+    contract: Annotated[Path | None, Field(description="an engine's contract, which then decides about handoffs")] = (
+        None
+    )
+    memory_share: Annotated[float, Field(gt=0, le=1, description="of a chip, for weights and cache")] = 0.9
+    engine: Annotated[Literal["vllm"], Field(description="which engine's commands are written")] = "vllm"
+    current: Annotated[tuple[Current, ...], Field(description="what runs now")] = ()
+
+
+class LinkSection(_Strict):
+    from_: Annotated[str, Field(alias="from")]
+    to: str
+    gb_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False, description="10^9 bytes a second")]
+    convention: Annotated[
+        Literal["one-way", "both-ways"], Field(description="both-ways: the figure is the sum of the two directions")
+    ]
+    per: Annotated[Literal["chip", "link"], Field(description="whether each chip has it or all share it")]
+    latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    both: Annotated[bool, Field(description="also in the other direction")] = False
+
+
+class ScenarioSection(_Strict):
+    name: str
+    rate: Annotated[float, Field(gt=0, allow_inf_nan=False, description="times the workload's")] | Literal["burst"] = (
+        1.0
+    )
+    lost: Annotated[dict[str, Share], Field(description="part of a pool's chips that are gone")] = {}
+
+
+class RatesSection(_Strict):
+    table: Annotated[Path, Field(description="measured rates as CSV")]
+
+
+class SolveSection(_Strict):
+    gap: Annotated[float, Field(gt=0, lt=1, description="proven distance to the optimum to stop at")] = 1e-4
+    seconds: Annotated[float, Field(gt=0, description="to stop after in any case, for each objective")] = 60.0
+    link_share: Annotated[float, Field(gt=0, le=1, description="part of a link that may be in use")] = 0.7
+
+
+class FleetFile(_Strict):
+    version: Literal[1]
+    name: str = ""
+    objective: Literal["cost", "throughput", "capacity", "energy", "latency"] = "cost"
+    budget: Annotated[float, Field(gt=0, description="most that all chips may cost an hour")] = float("inf")
+    model: ModelSection
+    workload: WorkloadSection
+    service: ServiceSection
+    pools: Annotated[tuple[PoolSection, ...], Field(min_length=1)]
+    chips: tuple[ChipSection, ...] = ()
+    links: tuple[LinkSection, ...] = ()
+    scenarios: tuple[ScenarioSection, ...] = ()
+    rates: tuple[RatesSection, ...] = ()
+    solve: SolveSection = SolveSection()
+
+
+def load(path: Path) -> Fleet:
+    """The fleet a file describes. Raises FleetError or RateError."""
+    try:
+        text = path.read_text()
+        data = tomllib.loads(text)
+    except OSError as exc:
+        raise FleetError(f"cannot read {path}: {exc.strerror}", remedy="name a fleet file") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise FleetError(f"{path} is not TOML: {exc}", remedy="correct the line") from exc
+    reader = _Reader(text, path)
+    try:
+        file = FleetFile.model_validate(data)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        place = tuple("from" if part == "from_" else part for part in first["loc"])
+        raise reader.wrong(place, first["msg"], repr(first["input"])[:200], "see docs/solver.md") from exc
+    return reader.fleet(file)
+
+
+class _Reader:
+    """Knows the file, so that what is wrong with it can be found in it."""
+
+    def __init__(self, text: str, path: Path) -> None:
+        self.text = text
+        self.path = path
+
+    def wrong(self, place: Path_, message: str, value: str, remedy: str) -> FleetError:
+        name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+        at = line(self.text, place)
+        where = f"{self.path.name}:{at}" if at else self.path.name
+        return FleetError(f"{where}: {message}", field=name, ours=value, remedy=remedy, line=at)
+
+    def fleet(self, file: FleetFile) -> Fleet:
+        shape = self._model(file.model)
+        chips, fractions = self._chips(file.chips)
+        names = self._unique("pools", [pool.name for pool in file.pools])
+        load, burst = self._workload(file.workload)
+        measurements = self._rates(file.rates)
+        pools = tuple(self._pool(index, pool, chips, fractions, shape) for index, pool in enumerate(file.pools))
+        known = {pool.chip.name: pool.chip for pool in pools}
+        kept, rejected = table.possible(
+            (row for row in measurements if row.chip in known and row.model == shape.name),
+            {shape.name: shape},
+            known,
+            shape.element,
+        )
+        if rejected:
+            raise rejected[0]
+        return Fleet(
+            name=file.name or self.path.stem,
+            model=shape,
+            pools=pools,
+            workload=load,
+            service=Service(**file.service.model_dump()),
+            objective=file.objective,
+            connections=tuple(self._links(file.links, names)),
+            situations=tuple(self._scenarios(file.scenarios, names, burst)),
+            budget=file.budget,
+            link_share=file.solve.link_share,
+            effort=Effort(file.solve.gap, file.solve.seconds),
+            measurements=tuple(kept),
+        )
+
+    def _unique(self, section: str, names: list[str]) -> list[str]:
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise self.wrong((section, index, "name"), f"{name!r} is there twice", name, "give each its own name")
+        return names
+
+    def _near(self, path: Path) -> Path:
+        return self.path.parent / path
+
+    def _model(self, section: ModelSection) -> model.Model:
+        place = ("model", "config")
+        try:
+            config = json.loads(self._near(section.config).read_text())
+            return model.parse(config, section.name)
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError) as exc:
+            raise self.wrong(
+                place, f"cannot read the model's config: {exc}", str(section.config), "name config.json"
+            ) from exc
+        except FleetError as exc:
+            raise self.wrong(place, f"{exc.message} ({exc.field})", exc.ours, exc.remedy) from exc
+
+    def _chips(self, sections: Iterable[ChipSection]) -> tuple[dict[str, Chip], dict[str, Fractions]]:
+        sections = list(sections)
+        self._unique("chips", [section.name for section in sections])
+        chips, fractions = {}, {}
+        for section in sections:
+            flops = [("16bit", section.tflops * 1e12)]
+            flops += [("8bit", section.tflops_8bit * 1e12)] if section.tflops_8bit else []
+            chips[section.name] = Chip(
+                name=section.name,
+                flops=tuple(flops),
+                memory=section.memory_gb * 1e9,
+                bandwidth=section.memory_gb_per_s * 1e9,
+                link=section.link_gb_per_s * 1e9,
+                watts=section.watts,
+                source=section.source,
+            )
+            if section.compute is not None and section.memory is not None:
+                fractions[section.name] = Fractions(
+                    section.compute, section.memory, 5e-6, section.error, f"fractions of {section.source}"
+                )
+        return chips, fractions
+
+    def _pool(
+        self,
+        index: int,
+        section: PoolSection,
+        chips: Mapping[str, Chip],
+        fractions: Mapping[str, Fractions],
+        shape: model.Model,
+    ) -> Inventory:
+        place: Path_ = ("pools", index)
+        try:
+            chip = chips.get(section.chip) or catalogue.chip(section.chip)
+        except FleetError as exc:
+            raise self.wrong((*place, "chip"), exc.message, section.chip, exc.remedy) from exc
+        usual = (2**power for power in range(4))
+        most = min(section.per_host, section.count)
+        sizes = section.tp or tuple(
+            size for size in usual if size <= most and not section.per_host % size and not shape.heads % size
+        )
+        sizes = tuple(sorted(set(sizes)))
+        for size in sizes:
+            if section.per_host % size or shape.heads % size:
+                raise self.wrong(
+                    (*place, "tp"),
+                    f"groups of {size} do not come out even: {section.per_host} chips a host, {shape.heads} heads",
+                    str(size),
+                    "use sizes that divide both",
+                )
+        for small, large in pairwise(sizes):
+            if large % small:
+                raise self.wrong(
+                    (*place, "tp"),
+                    f"groups of {small} and {large} do not pack onto hosts without gaps",
+                    str(list(sizes)),
+                    "use sizes each of which divides the next",
+                )
+        dtype = section.kv_dtype or shape.element
+        if dtype not in ELEMENTS:
+            raise self.wrong((*place, "kv_dtype"), "not an element type", dtype, f"one of {', '.join(ELEMENTS)}")
+        return Inventory(
+            name=section.name,
+            chip=chip,
+            count=section.count,
+            per_host=section.per_host,
+            price=section.price,
+            watts=chip.watts if section.watts is None else section.watts,
+            roles=section.roles,
+            tp=sizes,
+            dtype=dtype,
+            layout=LAYOUTS.get(section.layout, section.layout),
+            casts=section.casts,
+            utilisation=section.memory_share,
+            fractions=fractions.get(section.chip) or catalogue.fractions(section.chip),
+            engine=section.engine,
+            current=tuple((entry.role, entry.tp, entry.engines) for entry in section.current),
+            contract=self._contract((*place, "contract"), section.contract),
+        )
+
+    def _contract(self, place: Path_, path: Path | None) -> contracts.Contract | None:
+        if path is None:
+            return None
+        try:
+            data = self._near(path).read_bytes()
+            return contracts.from_json(data) if data.lstrip()[:1] == b"{" else contracts.decode(data)
+        except (OSError, DeeplinkError) as exc:
+            raise self.wrong(
+                place, f"cannot read the contract: {exc}", str(path), "deeplink contract show --json"
+            ) from exc
+
+    def _links(self, sections: Iterable[LinkSection], names: list[str]) -> Iterable[Connection]:
+        seen: dict[tuple[str, str], int] = {}
+        for index, section in enumerate(sections):
+            for key, name in (("from", section.from_), ("to", section.to)):
+                if name not in names:
+                    raise self.wrong(("links", index, key), "no pool has this name", name, f"one of {', '.join(names)}")
+            ends = [(section.from_, section.to)]
+            if section.both and section.from_ != section.to:
+                ends.append((section.to, section.from_))
+            for pair in ends:
+                if pair in seen:
+                    raise self.wrong(
+                        ("links", index),
+                        f"the link from {pair[0]} to {pair[1]} is also that of links[{seen[pair]}]",
+                        f"{section.gb_per_s:g} GB/s",
+                        "state each direction once",
+                    )
+                seen[pair] = index
+                rate = section.gb_per_s * 1e9 / (2 if section.convention == "both-ways" else 1)
+                yield Connection(*pair, rate, section.latency_ms / 1e3, section.per)
+
+    def _workload(self, section: WorkloadSection) -> tuple[Workload, float]:
+        if bool(section.lengths) == (section.trace is not None):
+            raise self.wrong(
+                ("workload",), "a workload has either lengths or a trace", "", "give one of them, not both"
+            )
+        if section.trace is not None:
+            requests = trace.read(self._near(section.trace))
+            load = trace.workload(
+                requests, buckets=section.buckets, hits=section.prefix_hits, source=section.trace.name
+            )
+            over = {key: value for key in ("rate", "burstiness") if (value := getattr(section, key)) is not None}
+            return replace(load, **over), trace.burst(requests)
+        if section.rate is None:
+            raise self.wrong(("workload", "rate"), "a workload without a trace has a rate", "", "requests a second")
+        total = sum(entry.share for entry in section.lengths)
+        buckets = tuple(
+            Bucket(
+                f"{entry.prompt:g}/{entry.output:g}",
+                entry.prompt,
+                entry.output,
+                entry.share / total,
+                entry.prompt * section.prefix_hits,
+            )
+            for entry in section.lengths
+        )
+        return Workload(section.rate, 1.0 if section.burstiness is None else section.burstiness, buckets), 0.0
+
+    def _scenarios(self, sections: Iterable[ScenarioSection], names: list[str], burst: float) -> Iterable[Situation]:
+        sections = list(sections)
+        self._unique("scenarios", [section.name for section in sections])
+        for index, section in enumerate(sections):
+            for pool in section.lost:
+                if pool not in names:
+                    raise self.wrong(
+                        ("scenarios", index, "lost"), "no pool has this name", pool, f"one of {', '.join(names)}"
+                    )
+            rate = section.rate
+            if rate == "burst":
+                if not burst:
+                    raise self.wrong(
+                        ("scenarios", index, "rate"), "only a trace tells how high a burst is", "burst", "give a number"
+                    )
+                rate = burst
+            yield Situation(section.name, float(rate), tuple(sorted(section.lost.items())))
+
+    def _rates(self, sections: Iterable[RatesSection]) -> list[Measurement]:
+        found: list[Measurement] = []
+        for section in sections:
+            found += table.read(self._near(section.table))
+        return found

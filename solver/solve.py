@@ -1,0 +1,311 @@
+"""The best placement of a problem, with proof; or what is missing for there to be one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from deeplink.errors import SolverError
+from deeplink.solver import highs, program
+from deeplink.solver.highs import Answer, Effort
+from deeplink.solver.problem import Objective, Pool, Problem
+from deeplink.solver.program import Model
+
+Status = Literal["optimal", "feasible", "infeasible"]
+
+PROOF = 1e-4
+"""Relative gap up to which an answer counts as optimal."""
+_TIE = 1e-6
+_TIE_NODES = 100
+"""Of the search for a nicer placement among equally good ones. Counted, not timed: the same on every machine."""
+MOST = 1e4
+"""Relaxations are looked for up to this multiple."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """`rate` requests a second of a bucket from engines of candidate `prefill` to engines of candidate `decode`; the
+    same candidate for both where one engine does it all."""
+
+    prefill: int
+    decode: int
+    bucket: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A limit that holds the objective back: `price` is by how much it would change with one more unit of the limit,
+    with fractions of engines allowed."""
+
+    kind: str
+    name: str
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """If only this were so, there would be a placement. `factor` is how much more (or longer, or less) of it."""
+
+    what: str
+    factor: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """`value` is what the objective says: cost per hour, a multiple of the workload's rate, watts or seconds. `counts`
+    are engines by candidate, those that run at all. `passed[s]` is what goes where in each scenario."""
+
+    status: Status
+    objective: Objective
+    value: float = 0.0
+    bound: float = 0.0
+    counts: Mapping[int, int] | None = None
+    passed: tuple[tuple[Passed, ...], ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    relaxations: tuple[Relaxation, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        return abs(self.value - self.bound) / max(abs(self.value), 1e-9)
+
+
+def solve(problem: Problem, objective: Objective, effort: Effort | None = None) -> Solution:
+    """Raises SolverError when not even a placement was found in time, which says nothing about whether there is one."""
+    effort = effort or Effort()
+    if objective == "latency":
+        return _fastest(problem, effort)
+    model = program.build(problem, scale=_SCALES.get(objective, ""))
+    answer = _first(model, objective, effort)
+    if answer.status == "infeasible":
+        return Solution("infeasible", objective, relaxations=relaxations(problem, effort))
+    if not answer.values:
+        raise SolverError(
+            f"no placement was found in {effort.seconds:g} s, nor that there is none",
+            field="solve.seconds",
+            remedy="give it more time, or fewer sizes of groups, buckets or scenarios",
+        )
+    values = _nicest(model, objective, answer, effort)
+    return _solution(model, objective, answer, values)
+
+
+_SCALES: dict[str, str] = {"throughput": "normal", "capacity": "all"}
+
+
+def _terms(model: Model, objective: Objective) -> tuple[dict[int, float], bool]:
+    if model.theta is not None:
+        return {model.theta: 1.0}, True
+    return (model.energy if objective == "energy" else model.cost), False
+
+
+def _first(model: Model, objective: Objective, effort: Effort) -> Answer:
+    terms, maximise = _terms(model, objective)
+    return highs.solve(model.program, terms, maximise=maximise, effort=effort)
+
+
+def _nicest(model: Model, objective: Objective, answer: Answer, effort: Effort) -> tuple[float, ...]:
+    """Among placements as good as the answer, one with few pools, then with few engines to move, then with few."""
+    terms, maximise = _terms(model, objective)
+    slack = _TIE * max(abs(answer.value), 1.0)
+    bounds = (answer.value - slack, highs.INFINITY) if maximise else (-highs.INFINITY, answer.value + slack)
+    model.program.row(terms, *bounds)
+    problem, rest = model.problem, model.program
+    total = sum(pool.count for pool in problem.pools) + 1.0
+    nice = model.count(dict.fromkeys(range(len(problem.candidates)), 1.0))
+    start = list(answer.values)
+    counts = _counts(model, answer.values)
+    for p, pool in enumerate(problem.pools):
+        used = rest.column(0, 1, integer=True)
+        mine = model.count({k: float(c.chips) for k, c in enumerate(problem.candidates) if c.pool == p})
+        rest.row({**mine, used: -float(pool.count)}, -highs.INFINITY, 0.0)
+        nice[used] = total * total
+        start.append(1.0 if any(problem.candidates[k].pool == p for k in counts) else 0.0)
+    kinds = {(c.pool, c.role, c.chips): c.current for c in problem.candidates if c.current}
+    for (pool_index, role, chips), current in kinds.items():
+        alike = [k for k, c in enumerate(problem.candidates) if (c.pool, c.role, c.chips) == (pool_index, role, chips)]
+        moved = rest.column(0, current)
+        rest.row({**model.count(dict.fromkeys(alike, 1.0)), moved: 1.0}, current, highs.INFINITY)
+        nice[moved] = total
+        start.append(max(0.0, current - sum(counts.get(k, 0) for k in alike)))
+    found = highs.solve(rest, nice, effort=Effort(1e-9, effort.seconds, _TIE_NODES), start=start)
+    return found.values or answer.values
+
+
+def _counts(model: Model, values: tuple[float, ...] | list[float]) -> dict[int, int]:
+    counts = {k: sum(round(values[column]) for column in columns) for k, columns in enumerate(model.engines)}
+    return {k: count for k, count in counts.items() if count > 0}
+
+
+def _solution(model: Model, objective: Objective, answer: Answer, values: tuple[float, ...]) -> Solution:
+    status: Status = "optimal" if answer.status == "optimal" and answer.gap <= PROOF else "feasible"
+    return Solution(
+        status,
+        objective,
+        answer.value,
+        answer.bound,
+        _counts(model, values),
+        tuple(tuple(_passed(model, s, values)) for s in range(len(model.problem.scenarios))),
+        _bindings(model, objective),
+    )
+
+
+def _passed(model: Model, scenario: int, values: tuple[float, ...]) -> list[Passed]:
+    """Who hands how much to whom. The program keeps flows between classes and pools; here they are shared out among
+    the engines in proportion."""
+    problem = model.problem
+    flows = model.flows[scenario]
+    decoded: dict[tuple[int, int], dict[int, float]] = {}
+    passed = []
+    for k, candidate in enumerate(problem.candidates):
+        for b, column in flows[k].items():
+            if values[column] <= 1e-9:
+                continue
+            if candidate.role == "both":
+                passed.append(Passed(k, k, b, values[column]))
+            elif candidate.role == "decode":
+                decoded.setdefault((candidate.pool, b), {})[k] = values[column]
+    for one in model.classes[scenario]:
+        leaving = {r: values[column] for r, column in one.routes.items() if values[column] > 1e-9}
+        total = sum(leaving.values())
+        for k, column in one.engines.items():
+            for r, rate in leaving.items():
+                takers = decoded.get((problem.routes[r].target, one.bucket), {})
+                arriving = sum(takers.values())
+                for taker, taken in takers.items():
+                    amount = values[column] * rate / total * taken / arriving
+                    if amount > 1e-9:
+                        passed.append(Passed(k, taker, one.bucket, amount))
+    return passed
+
+
+def _bindings(model: Model, objective: Objective) -> tuple[Binding, ...]:
+    terms, maximise = _terms(model, objective)
+    rows = len(model.rows) and max(model.rows) + 1
+    found: dict[tuple[str, str], float] = {}
+    for row, price in highs.duals(model.program, terms, maximise=maximise).items():
+        if (
+            row < rows
+            and row in model.rows
+            and model.rows[row][0] in ("inventory", "hosts", "link", "demand", "budget")
+        ):
+            found[model.rows[row]] = found.get(model.rows[row], 0.0) + price
+    ordered = sorted(found.items(), key=lambda item: (item[0][0], item[0][1]))
+    return tuple(Binding(kind, name, float(f"{price:.6g}")) for (kind, name), price in ordered)
+
+
+def _fastest(problem: Problem, effort: Effort) -> Solution:
+    """The shortest time to first token within which everything can be served, among the times there are; then the
+    cheapest placement that does it."""
+    times = sorted(_times(problem))
+    solved: dict[int, tuple[Model, Answer]] = {}
+
+    def possible(index: int) -> bool:
+        model = program.build(replace(problem, ttft=times[index]))
+        answer = highs.solve(model.program, {}, effort=effort)
+        if answer.status == "unknown":
+            raise SolverError(f"no placement was found in {effort.seconds:g} s, nor that there is none")
+        solved[index] = (model, answer)
+        return answer.status != "infeasible"
+
+    if not times or not possible(len(times) - 1):
+        return Solution("infeasible", "latency", relaxations=relaxations(problem, effort))
+    low, high = 0, len(times) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if possible(middle):
+            high = middle
+        else:
+            low = middle + 1
+    best = solve(replace(problem, ttft=times[high]), "cost", effort)
+    return replace(best, status="optimal", objective="latency", value=times[high], bound=times[high])
+
+
+def _times(problem: Problem) -> set[float]:
+    """Every time to first token that an engine and a route can have, within the limit."""
+    found = set()
+    for candidate in problem.candidates:
+        for b in range(len(problem.rates)):
+            if problem.rates[b] <= 0 or not candidate.serves[b]:
+                continue
+            if candidate.role == "both" and problem.in_time(candidate, b):
+                found.add(candidate.latency[b])
+            elif candidate.role == "prefill":
+                found |= {
+                    candidate.latency[b] + route.adds(candidate, b)
+                    for route in problem.routes
+                    if route.source == candidate.pool and problem.in_time(candidate, b, route)
+                }
+    return found
+
+
+def relaxations(problem: Problem, effort: Effort) -> tuple[Relaxation, ...]:
+    """What would have to be different, each thing alone and as little as possible, smallest first."""
+    found: list[Relaxation] = []
+    rate = _largest(problem, effort)
+    if 0 < rate < 1:
+        found.append(Relaxation("rate", 1 / rate, f"serve {rate:.1%} of the workload's rate"))
+    more = _smallest(
+        lambda factor: replace(problem, pools=tuple(_more(pool, factor) for pool in problem.pools)), effort
+    )
+    if more:
+        found.append(Relaxation("inventory", more, f"{more:.3g} times the chips in every pool"))
+    if problem.ttft < highs.INFINITY:
+        slower = _smallest(lambda factor: replace(problem, ttft=problem.ttft * factor), effort)
+        if slower:
+            found.append(
+                Relaxation("ttft", slower, f"a first token within {problem.ttft * slower:.3g} s by these engines")
+            )
+    if problem.links:
+        faster = _smallest(lambda factor: _linked(problem, factor), effort)
+        if faster:
+            found.append(Relaxation("links", faster, f"{faster:.3g} times the bandwidth of every link"))
+    if problem.budget < highs.INFINITY:
+        dearer = _smallest(lambda factor: replace(problem, budget=problem.budget * factor), effort)
+        if dearer:
+            found.append(Relaxation("budget", dearer, f"a budget of {problem.budget * dearer:.4g} an hour"))
+    for index, scenario in enumerate(problem.scenarios[1:], 1):
+        without = problem.scenarios[:index] + problem.scenarios[index + 1 :]
+        if _possible(replace(problem, scenarios=without), effort):
+            found.append(Relaxation("scenario", 1.0, f"no need to cope with {scenario.name!r}"))
+    return tuple(sorted(found, key=lambda one: (one.factor, one.what)))
+
+
+def _largest(problem: Problem, effort: Effort) -> float:
+    model = program.build(problem, scale="all")
+    assert model.theta is not None
+    answer = highs.solve(model.program, {model.theta: 1.0}, maximise=True, effort=effort)
+    return answer.value if answer.values else 0.0
+
+
+def _possible(problem: Problem, effort: Effort) -> bool:
+    return bool(highs.solve(program.build(problem).program, {}, effort=effort).values)
+
+
+def _smallest(change: Callable[[float], Problem], effort: Effort) -> float:
+    """The smallest factor, to two digits, with which there is a placement; 0 if there is none up to `MOST`."""
+    low, high = 1.0, 2.0
+    while not _possible(change(high), effort):
+        low, high = high, high * 4
+        if high > MOST:
+            return 0.0
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        if _possible(change(middle), effort):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _more(pool: Pool, factor: float) -> Pool:
+    count = int(pool.count * factor)
+    hosts = tuple((size, min(count, int(chips * factor) // size * size)) for size, chips in pool.aligned)
+    return replace(pool, count=count, aligned=hosts)
+
+
+def _linked(problem: Problem, factor: float) -> Problem:
+    links = tuple(replace(link, capacity=link.capacity * factor) for link in problem.links)
+    routes = tuple(replace(r, seconds=tuple(s / factor for s in r.seconds)) for r in problem.routes)
+    return replace(problem, links=links, routes=routes)
