@@ -26,6 +26,8 @@ from deeplink.solver.problem import Candidate, Cap, Pool, Problem, Role, Scenari
 from deeplink.solver.queueing import steps, usable, variation
 from deeplink.solver.rates import Rate, Rates
 
+Shares = Callable[[int], tuple[float, ...]]
+
 WAITS = (0.1, 0.25, 0.5, 0.75)
 """Budgets for waiting before prefill, as parts of the time to first token."""
 PARTS = (0.2, 0.4, 0.6, 0.8)
@@ -189,7 +191,7 @@ class _Place:
                 uses=(tuple(time.seconds for time in times),),
                 latency=latency,
                 serves=fits,
-                shares=lambda n, wait=wait: (self._usable(wait, n, mean, scv),),
+                shares=partial(self._queue, wait, mean, scv),
                 setup={
                     "service": tuple(t.seconds for t in times),
                     "wait": wait,
@@ -238,10 +240,7 @@ class _Place:
                     uses=(tuple(slowed), tuple(t / batch for t in busy), self._memory(busy)),
                     latency=tuple(wait + time + limit * ADMISSION for time in slowed),
                     serves=self._fit(taken),
-                    shares=lambda n, wait=wait, mean=mean, scv=scv, slots=slots: (
-                        self._usable(wait, n, mean, scv),
-                        *slots(n),
-                    ),
+                    shares=partial(self._queue_and_slots, partial(self._queue, wait, mean, scv), slots),
                     setup={
                         "batch": batch,
                         "step": step.seconds,
@@ -255,7 +254,14 @@ class _Place:
                     },
                 )
 
-    def _slots(self, wait: float, batch: int, mean: float, scv: float, engines: int) -> tuple[float, float]:
+    def _queue(self, wait: float, mean: float, scv: float, engines: int) -> tuple[float, ...]:
+        """How busy prefill may be."""
+        return (self._usable(wait, engines, mean, scv),)
+
+    def _queue_and_slots(self, queue: Shares, slots: Shares, engines: int) -> tuple[float, ...]:
+        return (*queue(engines), *slots(engines))
+
+    def _slots(self, wait: float, batch: int, mean: float, scv: float, engines: int) -> tuple[float, ...]:
         """How many of a batch's places, and of the cache's memory, may be in use."""
         share = self._usable(wait, engines * batch, mean, scv)
         return share, share
@@ -268,7 +274,7 @@ class _Place:
         uses: tuple[tuple[float, ...], ...],
         latency: tuple[float, ...],
         serves: tuple[bool, ...],
-        shares: Callable[[int], tuple[float, ...]],
+        shares: Shares,
         setup: dict[str, object],
     ) -> tuple[Candidate, Setup]:
         name = f"{self.pool.name}-{role}-tp{self.tp}-{label}".rstrip("-")

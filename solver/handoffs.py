@@ -49,13 +49,11 @@ def handoffs(fleet: Fleet, smallest: dict[int, int]) -> Handoffs:
             seconds = tuple(size / connection.rate for size in sent)
             if connection.per == "link":
                 links.append(Link(f"{source.name} -> {target.name}", connection.rate * fleet.link_share / 1e9))
-                loads = ((len(links) - 1, tuple(size / 1e9 for size in sent)),)
+                loads = [(len(links) - 1, tuple(size / 1e9 for size in sent))]
             else:
-                loads = tuple(
-                    (_side(links, sides, p, outwards, fleet), seconds) for p, outwards in ((i, True), (j, False))
-                )
+                loads = [(_side(links, sides, p, out, fleet), seconds) for p, out in ((i, True), (j, False))]
             parallel = smallest[j] if connection.per == "chip" else 1
-            routes.append(Route(i, j, seconds, loads, connection.latency, parallel))
+            routes.append(Route(i, j, seconds, tuple(loads), connection.latency, parallel))
     return Handoffs(tuple(routes), tuple(links), tuple(refused))
 
 

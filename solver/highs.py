@@ -130,6 +130,18 @@ def _highspy() -> Any:
     return highspy
 
 
+def _quiet() -> Any:
+    """A solver that prints nothing. The first one of a process greets on standard output, which may be for JSON, as
+    soon as callbacks are enabled, which its constructor does."""
+
+    class Quiet(_highspy().Highs):  # type: ignore[misc]
+        def enableCallbacks(self) -> None:
+            self.silent()
+            super().enableCallbacks()
+
+    return Quiet()
+
+
 def _load(program: Program, objective: Mapping[int, float], maximise: bool, *, relaxed: bool) -> Any:
     highspy = _highspy()
     columns, rows = len(program.lower), len(program.row_lower)
@@ -149,8 +161,7 @@ def _load(program: Program, objective: Mapping[int, float], maximise: bool, *, r
     if not relaxed:
         kinds = highspy.HighsVarType
         lp.integrality_ = [kinds.kInteger if integer else kinds.kContinuous for integer in program.integer]
-    solver = highspy.Highs()
-    solver.silent()
+    solver = _quiet()
     solver.setOptionValue("parallel", "off")
     solver.setOptionValue("random_seed", 0)
     solver.setOptionValue("mip_feasibility_tolerance", 1e-7)

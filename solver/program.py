@@ -16,7 +16,7 @@ between engines.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from deeplink.solver.highs import Program
@@ -41,7 +41,7 @@ class Model:
 
     `engines[k]` are the columns of candidate k, one for each step of its caps; `flows[s][k][b]` the column of its
     requests; `classes[s]` what is handed over; `theta` the multiple of the workload's rate. `rows` are the rows that
-    mean something to people: kind and name.
+    mean something to people: kind and name. `peak` is how much of what may be in use is, at most.
     """
 
     problem: Problem
@@ -50,6 +50,7 @@ class Model:
     flows: list[list[dict[int, int]]] = field(default_factory=list)
     classes: list[list[Class]] = field(default_factory=list)
     theta: int | None = None
+    peak: int | None = None
     rows: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def count(self, weights: Mapping[int, float]) -> Terms:
@@ -65,21 +66,43 @@ class Model:
         return self.count({k: self.problem.watts(c) for k, c in enumerate(self.problem.candidates)})
 
 
-def build(problem: Problem, *, scale: str = "") -> Model:
+def build(
+    problem: Problem,
+    *,
+    scale: str = "",
+    growing: Collection[int] | None = None,
+    counts: Mapping[int, int] | None = None,
+) -> Model:
     """`scale` says which scenarios' rates are multiplied by `theta`, the rate to be found: "normal" for the first one,
-    "all" for every one, nothing for none."""
+    "all" for every one, nothing for none. Only the rates of the `growing` buckets, if they are given.
+
+    With `counts` just these engines run, all is linear, and how much of them is in use is the column `peak`.
+    """
     model = Model(problem, Program())
     if scale:
         model.theta = model.program.column()
-    for candidate in problem.candidates:
-        model.engines.append(_engines(model, candidate))
-    _inventory(model)
+    if counts is not None:
+        model.peak = model.program.column(0.0, 1.0)
+    for k, candidate in enumerate(problem.candidates):
+        model.engines.append(
+            _engines(model, candidate) if counts is None else _fixed(model, candidate, counts.get(k, 0))
+        )
+    if counts is None:
+        _inventory(model)
     for index, scenario in enumerate(problem.scenarios):
         theta = model.theta if scale == "all" or (scale == "normal" and index == 0) else None
-        _scenario(model, scenario, theta)
-    if problem.budget < float("inf"):
+        _scenario(model, scenario, theta, growing)
+    if problem.budget < float("inf") and counts is None:
         _row(model, model.cost, -float("inf"), problem.budget, "budget", "")
     return model
+
+
+def _fixed(model: Model, candidate: Candidate, count: int) -> list[int]:
+    last = max((index for index, cap in enumerate(candidate.caps) if cap.count <= count), default=0)
+    return [
+        model.program.column(count if index == last else 0, count if index == last else 0)
+        for index in range(len(candidate.caps))
+    ]
 
 
 def _row(model: Model, terms: Terms, lower: float, upper: float, kind: str, name: str) -> None:
@@ -131,7 +154,7 @@ def _inventory(model: Model) -> None:
                 _row(model, large, -float("inf"), usable, "hosts", f"{pool.name}, groups of {size}")
 
 
-def _scenario(model: Model, scenario: Scenario, theta: int | None) -> None:
+def _scenario(model: Model, scenario: Scenario, theta: int | None, growing: Collection[int] | None) -> None:
     problem, program = model.problem, model.program
     buckets = range(len(problem.rates))
     flows: list[dict[int, int]] = []
@@ -181,7 +204,7 @@ def _scenario(model: Model, scenario: Scenario, theta: int | None) -> None:
             continue
         wanted = problem.rates[b] * scenario.rate
         name = f"{scenario.name}: {problem.buckets[b] if problem.buckets else b}"
-        if theta is not None:
+        if theta is not None and (growing is None or b in growing):
             _row(model, {**demand[b], theta: -wanted}, 0.0, 0.0, "demand", name)
         else:
             _row(model, demand[b], wanted, wanted, "demand", name)
@@ -196,8 +219,13 @@ def _capacity(model: Model, scenario: Scenario, flows: list[dict[int, int]]) -> 
         available = scenario.available[candidate.pool]
         for r, use in enumerate(candidate.uses):
             terms = {column: use[b] for b, column in flows[k].items()}
-            for column, cap in zip(model.engines[k], candidate.caps, strict=True):
-                terms[column] = -cap.shares[r] * available
+            if model.peak is None:
+                for column, cap in zip(model.engines[k], candidate.caps, strict=True):
+                    terms[column] = -cap.shares[r] * available
+            else:
+                caps = zip(model.engines[k], candidate.caps, strict=True)
+                usable = sum(model.program.upper[column] * cap.shares[r] for column, cap in caps)
+                terms[model.peak] = -usable * available
             _row(model, terms, -float("inf"), 0.0, "capacity", f"{scenario.name}: {candidate.name}")
 
 

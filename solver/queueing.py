@@ -16,7 +16,7 @@ MOST = 0.95
 """Nothing is planned busier than this: what is not modelled has to fit somewhere."""
 _SERVERS = 4096
 """More servers than this are counted as so many, which errs on the careful side."""
-_STEP = 0.03
+_STEP = 0.05
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
 
 

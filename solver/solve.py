@@ -87,8 +87,10 @@ def solve(problem: Problem, objective: Objective, effort: Effort | None = None) 
             field="solve.seconds",
             remedy="give it more time, or fewer sizes of groups, buckets or scenarios",
         )
-    values = _nicest(model, objective, answer, effort)
-    return _solution(model, objective, answer, values)
+    counts = _counts(model, _nicest(model, objective, answer, effort))
+    status: Status = "optimal" if answer.status == "optimal" and answer.gap <= PROOF else "feasible"
+    passed = _balanced(problem, objective, counts, answer.value)
+    return Solution(status, objective, answer.value, answer.bound, counts, passed, _bindings(model, objective))
 
 
 _SCALES: dict[str, str] = {"throughput": "normal", "capacity": "all"}
@@ -138,17 +140,25 @@ def _counts(model: Model, values: tuple[float, ...] | list[float]) -> dict[int, 
     return {k: count for k, count in counts.items() if count > 0}
 
 
-def _solution(model: Model, objective: Objective, answer: Answer, values: tuple[float, ...]) -> Solution:
-    status: Status = "optimal" if answer.status == "optimal" and answer.gap <= PROOF else "feasible"
-    return Solution(
-        status,
-        objective,
-        answer.value,
-        answer.bound,
-        _counts(model, values),
-        tuple(tuple(_passed(model, s, values)) for s in range(len(model.problem.scenarios))),
-        _bindings(model, objective),
-    )
+def _balanced(
+    problem: Problem, objective: Objective, counts: Mapping[int, int], value: float
+) -> tuple[tuple[Passed, ...], ...]:
+    """What goes where, so that in each scenario the busiest engines are as little busy as can be."""
+    found = []
+    factor = {"throughput": (value, 1.0), "capacity": (value, value)}.get(objective, (1.0, 1.0))
+    for index, scenario in enumerate(problem.scenarios):
+        times = factor[min(index, 1)] * (1 - _TIE)
+        one = replace(problem, scenarios=(replace(scenario, rate=scenario.rate * times),))
+        model = program.build(one, counts=counts)
+        assert model.peak is not None
+        answer = highs.solve(model.program, {model.peak: 1.0})
+        if not answer.values:
+            raise SolverError(
+                f"the engines that were found do not cope with {scenario.name!r} after all",
+                remedy="report it with the fleet file; it is a fault of the arithmetic's tolerances",
+            )
+        found.append(tuple(_passed(model, 0, answer.values)))
+    return tuple(found)
 
 
 def _passed(model: Model, scenario: int, values: tuple[float, ...]) -> list[Passed]:

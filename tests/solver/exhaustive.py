@@ -37,15 +37,11 @@ def _packs(problem: Problem, counts: tuple[int, ...], p: int) -> bool:
 
 
 def cost(problem: Problem, counts: tuple[int, ...]) -> float:
-    return sum(
-        n * c.chips * problem.pools[c.pool].price for c, n in zip(problem.candidates, counts, strict=True)
-    )
+    return sum(n * c.chips * problem.pools[c.pool].price for c, n in zip(problem.candidates, counts, strict=True))
 
 
 def watts(problem: Problem, counts: tuple[int, ...]) -> float:
-    return sum(
-        n * c.chips * problem.pools[c.pool].watts for c, n in zip(problem.candidates, counts, strict=True)
-    )
+    return sum(n * c.chips * problem.pools[c.pool].watts for c, n in zip(problem.candidates, counts, strict=True))
 
 
 def cheapest(problem: Problem, price=cost) -> float | None:
@@ -80,7 +76,9 @@ def quickest(problem: Problem) -> float | None:
             for candidate in problem.candidates
             for b in range(len(problem.rates))
             if candidate.serves[b] and candidate.role != "decode"
-            for route in ([None] if candidate.role == "both" else [r for r in problem.routes if r.source == candidate.pool])
+            for route in (
+                [None] if candidate.role == "both" else [r for r in problem.routes if r.source == candidate.pool]
+            )
         }
     )
     for time in times:

@@ -25,9 +25,7 @@ def problem(seed: int) -> Problem:
             loads = []
             for _ in range(draw.choice((0, 1, 1))):
                 owner = draw.choice((None, i, j))
-                links.append(
-                    Link(f"{i}{j}", draw.uniform(0.5, 8.0), owner, "decode" if owner == j != i else "prefill")
-                )
+                links.append(Link(f"{i}{j}", draw.uniform(0.5, 8.0), owner, "decode" if owner == j != i else "prefill"))
                 loads.append((len(links) - 1, tuple(draw.uniform(0.1, 1.0) for _ in range(buckets))))
             seconds = tuple(draw.uniform(0.0, 0.6) for _ in range(buckets))
             routes.append(Route(i, j, seconds, tuple(loads), draw.choice((0.0, 0.1)), draw.choice((1, 2))))
@@ -54,7 +52,13 @@ def problem(seed: int) -> Problem:
 def _pool(draw: random.Random, p: int) -> Pool:
     count = draw.choice((1, 2, 3, 4))
     aligned = ((2, count - 1),) if count % 2 and draw.random() < 0.5 else ()
-    return Pool(name=f"p{p}", count=count, price=draw.choice((1.0, 2.5, 4.0)), watts=draw.choice((300.0, 700.0)), aligned=aligned)
+    return Pool(
+        name=f"p{p}",
+        count=count,
+        price=draw.choice((1.0, 2.5, 4.0)),
+        watts=draw.choice((300.0, 700.0)),
+        aligned=aligned,
+    )
 
 
 def _candidate(draw: random.Random, name: str, role: str, p: int, pool: Pool, buckets: int) -> Candidate:

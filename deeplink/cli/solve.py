@@ -1,0 +1,64 @@
+"""`deeplink solve`: which chips should do what.
+
+Exit codes, for scripts: 0 a placement was found, 1 there is none, 2 the fleet file is wrong or time was up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from deeplink.errors import DeeplinkError
+
+NONE = 1
+WRONG = 2
+
+
+class _Wrong(click.ClickException):
+    exit_code = WRONG
+
+
+@click.command("solve", short_help="Which chips should do what: the best placement, proven.")
+@click.argument("fleet", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the placement document instead of a report.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the placement document to this file."
+)
+@click.option("--schema", is_flag=True, help="Print the placement document's JSON schema and nothing else.")
+def command(fleet: Path | None, as_json: bool, out: Path | None, schema: bool) -> None:
+    """The best placement for the fleet, workload and service levels in FLEET, a TOML file.
+
+    Exits with 0 when there is one, 1 when there is none (it says what would be enough), 2 when the file is wrong.
+    """
+    from deeplink.solver import placement as doc
+
+    if schema:
+        click.echo(json.dumps(doc.schema(), indent=2))
+        return
+    if fleet is None:
+        raise click.UsageError("name a fleet file")
+    from deeplink.solver import fleetfile
+    from deeplink.solver.place import place
+
+    try:
+        found = place(fleetfile.load(fleet))
+    except DeeplinkError as exc:
+        raise _Wrong(str(exc)) from exc
+    if out is not None:
+        try:
+            out.write_bytes(doc.encode(found))
+        except OSError as exc:
+            raise _Wrong(f"cannot write {out}: {exc.strerror}") from exc
+    if as_json:
+        click.echo(doc.encode(found).decode(), nl=False)
+    else:
+        from rich.console import Console
+
+        from deeplink.solver import report
+
+        report.show(found, Console())
+    if found.status == "infeasible":
+        sys.exit(NONE)

@@ -1,0 +1,185 @@
+"""A fleet in, its placement out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deeplink.solver import placement as doc
+from deeplink.solver import predict
+from deeplink.solver.candidates import Formulation, formulate
+from deeplink.solver.fleet import Fleet
+from deeplink.solver.placement import Placement
+from deeplink.solver.problem import Problem
+from deeplink.solver.solve import Solution, solve
+
+UNITS = {
+    "cost": "an hour",
+    "throughput": "times the rate",
+    "capacity": "times the rate",
+    "energy": "W",
+    "latency": "s to the first token",
+}
+_DIGITS = 6
+
+
+def place(fleet: Fleet) -> Placement:
+    """The fleet's best placement, or why there is none. Raises SolverError when the time is up with neither."""
+    formulation = formulate(fleet)
+    return document(formulation, solve(formulation.problem, fleet.objective, fleet.effort))
+
+
+def document(formulation: Formulation, solution: Solution) -> Placement:
+    """What was found, in the terms of the fleet."""
+    fleet, problem = formulation.fleet, formulation.problem
+    counts = solution.counts or {}
+    empty = Placement(
+        version=doc.VERSION,
+        name=fleet.name,
+        model=fleet.model.name,
+        status=solution.status,
+        objective=solution.objective,
+        value=_round(solution.value),
+        unit=UNITS[solution.objective],
+        bound=_round(solution.bound),
+        gap=_round(solution.gap),
+        rate=fleet.workload.rate,
+        cost=_round(sum(problem.price(problem.candidates[k]) * n for k, n in counts.items())),
+        watts=_round(sum(problem.watts(problem.candidates[k]) * n for k, n in counts.items())),
+        buckets=tuple(
+            doc.Bucket(
+                b.name, _round(b.prompt), _round(b.output), _round(b.cached), _round(b.share * fleet.workload.rate)
+            )
+            for b in fleet.workload.buckets
+        ),
+        scenarios=tuple(scenario.name for scenario in problem.scenarios),
+        relaxations=tuple(doc.Relaxation(r.what, _round(r.factor), r.text) for r in solution.relaxations),
+        refused=tuple(doc.Refused(*pair) for pair in formulation.handoffs.refused),
+        skipped=formulation.skipped,
+    )
+    if solution.status == "infeasible":
+        return empty
+    return _with(
+        empty,
+        engines=_engines(formulation, solution),
+        routes=_routes(formulation, solution),
+        predicted=_predicted(formulation, solution),
+        bindings=tuple(doc.Binding(b.kind, b.name, b.price) for b in solution.bindings),
+        valid_while=_valid(formulation, counts),
+        fallback=_fallback(formulation),
+        split=_split(formulation, solution),
+    )
+
+
+def _with(placement: Placement, **fields: object) -> Placement:
+    import msgspec
+
+    return msgspec.structs.replace(placement, **fields)
+
+
+def _round(value: float) -> float:
+    """Digits beyond these are the arithmetic's, not the answer's."""
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _engines(formulation: Formulation, solution: Solution) -> tuple[doc.Engine, ...]:
+    problem, fleet = formulation.problem, formulation.fleet
+    found = predict.loads(problem, solution.counts or {}, solution.passed[0])
+    names = [bucket.name for bucket in fleet.workload.buckets]
+    engines = []
+    for k, load in sorted(found.items()):
+        candidate = problem.candidates[k]
+        setup, pool = formulation.setups[candidate.name], fleet.pools[candidate.pool]
+        steps = [f"prefill {name}" for name in names] if candidate.role != "decode" else []
+        steps += [f"decode step of {setup.batch}"] if candidate.role != "prefill" else []
+        rates = tuple(
+            doc.Rate(step, _round(r.seconds), _round(r.error), r.kind, r.source)
+            for step, r in zip(steps, setup.rates, strict=True)
+        )
+        engines.append(
+            doc.Engine(
+                name=candidate.name,
+                pool=pool.name,
+                chip=pool.chip.name,
+                role=candidate.role,
+                count=load.count,
+                tp=setup.tp,
+                max_num_seqs=setup.batch if candidate.role != "prefill" else 0,
+                max_num_batched_tokens=setup.chunk,
+                kv_dtype=pool.dtype,
+                busy=_round(max(load.busy)),
+                rates=rates,
+            )
+        )
+    return tuple(engines)
+
+
+def _routes(formulation: Formulation, solution: Solution) -> tuple[doc.Route, ...]:
+    problem = formulation.problem
+    total = [0.0] * len(problem.rates)
+    for one in solution.passed[0]:
+        total[one.bucket] += one.rate
+    between = {(route.source, route.target): route for route in problem.routes}
+    routes = []
+    for one in sorted(solution.passed[0], key=lambda one: (one.bucket, one.prefill, one.decode)):
+        prefill, decode = problem.candidates[one.prefill], problem.candidates[one.decode]
+        handoff = 0.0 if one.prefill == one.decode else between[prefill.pool, decode.pool].adds(prefill, one.bucket)
+        routes.append(
+            doc.Route(
+                prefill.name,
+                decode.name,
+                problem.buckets[one.bucket],
+                _round(one.rate),
+                _round(one.rate / total[one.bucket]),
+                _round(handoff),
+            )
+        )
+    return tuple(routes)
+
+
+def _predicted(formulation: Formulation, solution: Solution) -> doc.Predicted:
+    first, further = predict.first_token(formulation, solution), predict.next_token(formulation, solution)
+    return doc.Predicted(
+        *(
+            doc.Range(_round(r.value), _round(r.low), _round(r.high))
+            for r in (first.p50, first.p99, further.p50, further.p99)
+        )
+    )
+
+
+def _valid(formulation: Formulation, counts: dict[int, int] | object) -> doc.Valid:
+    problem, fleet = formulation.problem, formulation.fleet
+    assert isinstance(counts, dict)
+    alone = {
+        name: _round(rate * predict.headroom(problem, counts, b, fleet.effort))
+        for b, (name, rate) in enumerate(zip(problem.buckets, problem.rates, strict=True))
+        if rate > 0
+    }
+    return doc.Valid(
+        rate_at_most=_round(fleet.workload.rate * predict.headroom(problem, counts, None, fleet.effort)),
+        bucket_at_most=alone,
+        burstiness_at_most=fleet.workload.burstiness,
+        links_at_least=_round(predict.slowest_links(problem, counts, fleet.effort)),
+    )
+
+
+def aggregated(problem: Problem) -> Problem:
+    """The same without handoffs."""
+    return replace(problem, candidates=tuple(c for c in problem.candidates if c.role == "both"), routes=(), links=())
+
+
+def _fallback(formulation: Formulation) -> doc.Fallback | None:
+    problem = replace(aggregated(formulation.problem), budget=float("inf"))
+    if not problem.candidates:
+        return None
+    found = solve(problem, "capacity", formulation.fleet.effort)
+    engines = {problem.candidates[k].name: n for k, n in sorted((found.counts or {}).items())}
+    return doc.Fallback(_round(found.value * formulation.fleet.workload.rate), engines)
+
+
+def _split(formulation: Formulation, solution: Solution) -> doc.Split | None:
+    if all(one.prefill == one.decode for one in solution.passed[0]):
+        return None
+    problem = aggregated(formulation.problem)
+    alone = solve(problem, solution.objective, formulation.fleet.effort) if problem.candidates else None
+    value = None if alone is None or alone.status == "infeasible" else _round(alone.value)
+    return doc.Split(_round(solution.value), value)
