@@ -41,6 +41,16 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
+class Request:
+    """One recorded request: `at` is seconds from the first one. `cached` prompt tokens need no prefill."""
+
+    at: float
+    prompt: int
+    output: int
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Connection:
     """`rate` is bytes a second one way, of each source's and target's chip where `per` is "chip", else in all."""
 
@@ -53,13 +63,15 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Requests of similar lengths, in tokens; `share` of all requests. `cached` prompt tokens need no prefill."""
+    """Requests of similar lengths, in tokens; `share` of all requests. `cached` prompt tokens need no prefill.
+    `longest` is the longest prompt, where they differ."""
 
     name: str
     prompt: float
     output: float
     share: float
     cached: float = 0.0
+    longest: float = 0.0
 
     @property
     def new(self) -> float:
@@ -110,4 +122,5 @@ class Fleet:
     link_share: float = 0.7
     effort: Effort = field(default_factory=Effort)
     measurements: tuple[Measurement, ...] = ()
+    requests: tuple[Request, ...] = ()
     name: str = ""

@@ -17,7 +17,7 @@ from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.layout import ELEMENTS
 from deeplink.solver import catalogue, model, table, trace
-from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Service, Situation, Workload
+from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Request, Service, Situation, Workload
 from deeplink.solver.highs import Effort
 from deeplink.solver.lines import line
 from deeplink.solver.rates import Measurement
@@ -27,6 +27,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+_MADE = 20_000
+"""Requests to verify with where there is no trace."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -145,6 +148,9 @@ class SolveSection(_Strict):
     gap: Annotated[float, Field(gt=0, lt=1, description="proven distance to the optimum to stop at")] = 1e-4
     seconds: Annotated[float, Field(gt=0, description="to stop after in any case, for each objective")] = 60.0
     link_share: Annotated[float, Field(gt=0, le=1, description="part of a link that may be in use")] = 0.7
+    verify: Annotated[bool, Field(description="simulate the placement, and plan less busy engines if it is late")] = (
+        False
+    )
 
 
 class FleetFile(_Strict):
@@ -199,7 +205,7 @@ class _Reader:
         shape = self._model(file.model)
         chips, fractions = self._chips(file.chips)
         names = self._unique("pools", [pool.name for pool in file.pools])
-        load, burst = self._workload(file.workload)
+        load, burst, requests = self._workload(file.workload)
         measurements = self._rates(file.rates)
         pools = tuple(self._pool(index, pool, chips, fractions, shape) for index, pool in enumerate(file.pools))
         known = {pool.chip.name: pool.chip for pool in pools}
@@ -224,6 +230,7 @@ class _Reader:
             link_share=file.solve.link_share,
             effort=Effort(file.solve.gap, file.solve.seconds),
             measurements=tuple(kept),
+            requests=requests if file.solve.verify else (),
         )
 
     def _unique(self, section: str, names: list[str]) -> list[str]:
@@ -358,7 +365,7 @@ class _Reader:
                 rate = section.gb_per_s * 1e9 / (2 if section.convention == "both-ways" else 1)
                 yield Connection(*pair, rate, section.latency_ms / 1e3, section.per)
 
-    def _workload(self, section: WorkloadSection) -> tuple[Workload, float]:
+    def _workload(self, section: WorkloadSection) -> tuple[Workload, float, tuple[Request, ...]]:
         if bool(section.lengths) == (section.trace is not None):
             raise self.wrong(
                 ("workload",), "a workload has either lengths or a trace", "", "give one of them, not both"
@@ -369,7 +376,11 @@ class _Reader:
                 requests, buckets=section.buckets, hits=section.prefix_hits, source=section.trace.name
             )
             over = {key: value for key in ("rate", "burstiness") if (value := getattr(section, key)) is not None}
-            return replace(load, **over), trace.burst(requests)
+            if over.get("rate"):
+                requests = trace.scaled(requests, over["rate"] / load.rate)
+            hits = section.prefix_hits
+            requests = [replace(r, cached=round(hits * r.prompt)) for r in requests] if hits else requests
+            return replace(load, **over), trace.burst(requests), tuple(requests)
         if section.rate is None:
             raise self.wrong(("workload", "rate"), "a workload without a trace has a rate", "", "requests a second")
         total = sum(entry.share for entry in section.lengths)
@@ -383,7 +394,8 @@ class _Reader:
             )
             for entry in section.lengths
         )
-        return Workload(section.rate, 1.0 if section.burstiness is None else section.burstiness, buckets), 0.0
+        load = Workload(section.rate, 1.0 if section.burstiness is None else section.burstiness, buckets)
+        return load, 0.0, tuple(trace.made(load, _MADE))
 
     def _scenarios(self, sections: Iterable[ScenarioSection], names: list[str], burst: float) -> Iterable[Situation]:
         sections = list(sections)

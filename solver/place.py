@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
+
 from deeplink.solver import placement as doc
-from deeplink.solver import predict
+from deeplink.solver import predict, verify
 from deeplink.solver.candidates import Formulation, formulate
 from deeplink.solver.fleet import Fleet
 from deeplink.solver.placement import Placement
 from deeplink.solver.problem import Problem
 from deeplink.solver.solve import Solution, solve
+from deeplink.solver.verify import Verified
 
 UNITS = {
     "cost": "an hour",
@@ -25,10 +29,12 @@ _DIGITS = 6
 def place(fleet: Fleet) -> Placement:
     """The fleet's best placement, or why there is none. Raises SolverError when the time is up with neither."""
     formulation = formulate(fleet)
+    if fleet.requests:
+        return document(*verify.verified(formulation, fleet.requests))
     return document(formulation, solve(formulation.problem, fleet.objective, fleet.effort))
 
 
-def document(formulation: Formulation, solution: Solution) -> Placement:
+def document(formulation: Formulation, solution: Solution, simulated: Verified | None = None) -> Placement:
     """What was found, in the terms of the fleet."""
     fleet, problem = formulation.fleet, formulation.problem
     counts = solution.counts or {}
@@ -58,22 +64,17 @@ def document(formulation: Formulation, solution: Solution) -> Placement:
     )
     if solution.status == "infeasible":
         return empty
-    return _with(
+    return msgspec.structs.replace(
         empty,
         engines=_engines(formulation, solution),
         routes=_routes(formulation, solution),
         predicted=_predicted(formulation, solution),
+        simulated=None if simulated is None else _simulated(simulated),
         bindings=tuple(doc.Binding(b.kind, b.name, b.price) for b in solution.bindings),
         valid_while=_valid(formulation, counts),
         fallback=_fallback(formulation),
         split=_split(formulation, solution),
     )
-
-
-def _with(placement: Placement, **fields: object) -> Placement:
-    import msgspec
-
-    return msgspec.structs.replace(placement, **fields)
 
 
 def _round(value: float) -> float:
@@ -146,9 +147,20 @@ def _predicted(formulation: Formulation, solution: Solution) -> doc.Predicted:
     )
 
 
-def _valid(formulation: Formulation, counts: dict[int, int] | object) -> doc.Valid:
+def _simulated(found: Verified) -> doc.Simulated:
+    return doc.Simulated(
+        _round(found.attained),
+        _round(found.ttft_p50),
+        _round(found.ttft_p99),
+        _round(found.tpot_p50),
+        _round(found.tpot_p99),
+        found.requests,
+        found.rounds,
+    )
+
+
+def _valid(formulation: Formulation, counts: Mapping[int, int]) -> doc.Valid:
     problem, fleet = formulation.problem, formulation.fleet
-    assert isinstance(counts, dict)
     alone = {
         name: _round(rate * predict.headroom(problem, counts, b, fleet.effort))
         for b, (name, rate) in enumerate(zip(problem.buckets, problem.rates, strict=True))

@@ -86,6 +86,19 @@ class Predicted(Record):
     tpot_p99: Range
 
 
+class Simulated(Record):
+    """Seconds of `requests` simulated requests, and the part of them within the service levels. `rounds` is how often
+    engines had to be planned less busy for that."""
+
+    attained: float
+    ttft_p50: float
+    ttft_p99: float
+    tpot_p50: float
+    tpot_p99: float
+    requests: int
+    rounds: int
+
+
 class Binding(Record):
     """A limit that holds the objective back, and by how much one more unit of it would change the objective if engines
     could be divided."""
@@ -152,6 +165,7 @@ class Placement(Record):
     engines: tuple[Engine, ...] = ()
     routes: tuple[Route, ...] = ()
     predicted: Predicted | None = None
+    simulated: Simulated | None = None
     scenarios: tuple[str, ...] = ()
     bindings: tuple[Binding, ...] = ()
     valid_while: Valid | None = None

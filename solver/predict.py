@@ -121,18 +121,30 @@ def next_token(formulation: Formulation, solution: Solution) -> Times:
         if candidate.role == "prefill" or not any(mine.rates):
             continue
         setup = formulation.setups[candidate.name]
-        slots = mine.busy[1 if candidate.role == "both" else 0]
-        usual = max(slots * setup.batch, 1.0)
-        most = min(float(setup.batch), usual + 2.33 * usual**0.5)
         context = _context(formulation, mine)
-        rate = setup.source.decode(usual, context)
         piece = setup.part * _limit(formulation) if candidate.role == "both" else 0.0
         tokens = sum(r * b.output for r, b in zip(mine.rates, formulation.fleet.workload.buckets, strict=True))
+        usual = _sequences(setup, context, tokens / mine.count, piece * mine.busy[0])
+        most = min(float(setup.batch), usual + 2.33 * usual**0.5)
+        rate = setup.source.decode(usual, context)
         middle += tokens * (rate.seconds + piece * mine.busy[0])
         worst = max(worst, setup.source.decode(most, context).seconds + piece)
         weight += tokens
         error = max(error, rate.error)
     return Times(_range(middle / weight if weight else 0.0, error), _range(worst, error))
+
+
+def _sequences(setup: Setup, context: float, tokens: float, piece: float) -> float:
+    """How many sequences a step has that gives so many tokens a second: with more of them a step takes longer, so there
+    are more of them."""
+    low, high = 1.0, float(setup.batch)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if middle < tokens * (setup.source.decode(middle, context).seconds + piece):
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _limit(formulation: Formulation) -> float:

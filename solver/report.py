@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deeplink.solver.placement import Placement, Predicted, Range
+from deeplink.solver.placement import Placement, Predicted, Range, Simulated
 
 
 def render(placement: Placement) -> Group:
@@ -28,6 +28,8 @@ def _parts(placement: Placement) -> Iterator[RenderableType]:
         yield _routes(placement)
         if placement.predicted is not None:
             yield _predicted(placement.predicted)
+        if placement.simulated is not None:
+            yield _simulated(placement.simulated)
         yield from _notes(placement)
     for refused in placement.refused:
         yield Text(f"no handoff from {refused.prefill} to {refused.decode}: {refused.why}", "dim")
@@ -96,8 +98,19 @@ def _predicted(predicted: Predicted) -> Table:
     return table
 
 
+def _simulated(simulated: Simulated) -> Table:
+    table = _table(f"simulated, {simulated.requests} requests: {simulated.attained:.2%} in time", "", "p50", "p99")
+    table.add_row("time to first token", _ms(simulated.ttft_p50), _ms(simulated.ttft_p99))
+    table.add_row("each further token", _ms(simulated.tpot_p50), _ms(simulated.tpot_p99))
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
 def _range(value: Range) -> str:
-    return f"{value.value * 1e3:.3g} ms ({value.low * 1e3:.3g} to {value.high * 1e3:.3g})"
+    return f"{_ms(value.value)} ({_ms(value.low)} to {_ms(value.high)})"
 
 
 def _notes(placement: Placement) -> Iterator[RenderableType]:

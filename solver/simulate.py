@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deeplink.solver.fleet import Request
 from deeplink.solver.problem import Role
-from deeplink.solver.trace import Request
 
 Policy = Literal["least", "shared"]
 _EPSILON = 1e-12

@@ -8,26 +8,15 @@ import io
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
 
 from deeplink.errors import FleetError
-from deeplink.solver.fleet import Bucket, Workload
+from deeplink.solver.fleet import Bucket, Request, Workload
 
 WINDOW = 10.0
 """Seconds over which a burst is looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """`at` is seconds from the trace's first request. `cached` prompt tokens need no prefill."""
-
-    at: float
-    prompt: int
-    output: int
-    cached: int = 0
 
 
 def read(path: Path) -> list[Request]:
@@ -100,7 +89,7 @@ def _bucket(part: Sequence[Request], total: int, hits: float) -> Bucket:
     prompt = sum(r.prompt for r in part) / len(part)
     cached = hits * prompt + sum(r.cached for r in part) / len(part)
     longest = max(r.prompt for r in part)
-    return Bucket(f"to {longest}", prompt, sum(r.output for r in part) / len(part), len(part) / total, cached)
+    return Bucket(f"to {longest}", prompt, sum(r.output for r in part) / len(part), len(part) / total, cached, longest)
 
 
 def burst(requests: Sequence[Request], share: float = 0.95, window: float = WINDOW) -> float:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deeplink.solver.fleet import Request
 from deeplink.solver.queueing import erlang_c, wait
 from deeplink.solver.simulate import Group, Way, simulate
-from deeplink.solver.trace import Request
 
 TOKEN = 1e-6
 
