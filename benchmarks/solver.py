@@ -3,11 +3,11 @@
     python benchmarks/solver.py [--json] [--save] [NAME …]
 
 Each row has the goal as its mark where there is nothing else to compare with. The error of rates is that of each
-measured point as predicted by all others of its chip, model and group size, with the surface fitted anew without it; the
-mark is a fit of three coefficients (fixed, by the requests, by the tokens) to the same points. `vs_aiconfigurator` takes
-the rates of one worker that aiconfigurator 0.12.0 gives for Qwen3-32B on H200 (4,000 / 1,000 tokens; 2.313 requests/s
-of a prefill worker on one chip, 3.639 of a decode worker on two) and its rule (0.90 and 0.92 of them may be used), and
-asks for the most that 32 chips can serve; the mark is what it says itself.
+measured point as predicted by all others of its chip, model and group size, with the surface fitted anew without it;
+the mark is a fit of three coefficients (fixed, by the requests, by the tokens) to the same points. `vs_aiconfigurator`
+takes the rates of one worker that aiconfigurator 0.12.0 gives for Qwen3-32B on H200 (4,000 / 1,000 tokens; 2.313
+requests/s of a prefill worker on one chip, 3.639 of a decode worker on two) and its rule (0.90 and 0.92 of them may be
+used), and asks for the most that 32 chips can serve; the mark is what it says itself.
 """
 
 from __future__ import annotations

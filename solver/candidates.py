@@ -351,5 +351,5 @@ def _parts(buckets: tuple[Bucket, ...], *, decode: bool) -> Iterator[tuple[str, 
     sizes = [bucket.prompt + bucket.output if decode else bucket.new for bucket in buckets]
     yield "", (True,) * len(buckets)
     for size in sorted(set(sizes))[:-1]:
-        yield f"short{size:g}-", tuple(mine <= size for mine in sizes)
-        yield f"long{size:g}-", tuple(mine > size for mine in sizes)
+        yield f"short{size:.0f}-", tuple(mine <= size for mine in sizes)
+        yield f"long{size:.0f}-", tuple(mine > size for mine in sizes)

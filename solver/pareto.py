@@ -35,7 +35,7 @@ def front(problem: Problem, points: int = 10, effort: Effort | None = None) -> t
     found: list[Point] = []
     for index in range(points, 0, -1):
         rate = most * index / points
-        solution = solve(scaled(problem, rate), "cost", effort)
+        solution = solve(scaled(problem, rate), "cost", effort, nicest=False)
         if solution.status != "infeasible":
             found.append(Point(rate, solution))
     return tuple(reversed(found))

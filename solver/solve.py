@@ -72,8 +72,12 @@ class Solution:
         return abs(self.value - self.bound) / max(abs(self.value), 1e-9)
 
 
-def solve(problem: Problem, objective: Objective, effort: Effort | None = None) -> Solution:
-    """Raises SolverError when not even a placement was found in time, which says nothing about whether there is one."""
+def solve(problem: Problem, objective: Objective, effort: Effort | None = None, *, nicest: bool = True) -> Solution:
+    """Raises SolverError when not even a placement was found in time, which says nothing about whether there is one.
+
+    Of several placements as good, the `nicest` has the fewest pools, then the fewest engines to move, then the fewest
+    engines; without it any one is taken, in about half the time.
+    """
     effort = effort or Effort()
     if objective == "latency":
         return _fastest(problem, effort)
@@ -87,7 +91,7 @@ def solve(problem: Problem, objective: Objective, effort: Effort | None = None) 
             field="solve.seconds",
             remedy="give it more time, or fewer sizes of groups, buckets or scenarios",
         )
-    counts = _counts(model, _nicest(model, objective, answer, effort))
+    counts = _counts(model, _nicest(model, objective, answer, effort) if nicest else answer.values)
     status: Status = "optimal" if answer.status == "optimal" and answer.gap <= PROOF else "feasible"
     passed = _balanced(problem, objective, counts, answer.value)
     return Solution(status, objective, answer.value, answer.bound, counts, passed, _bindings(model, objective))

@@ -1,4 +1,5 @@
-"""The best placement by trying all of them: every number of engines of every candidate, each with its own linear program.
+"""The best placement by trying all of them: every number of engines of each candidate, with a linear program of its
+own.
 
 Written against the meaning of a problem, not against `deeplink.solver.program`: flows are kept between each two engines
 that may hand over, the caps are looked up for the number at hand, and what fits onto hosts is found by packing.
