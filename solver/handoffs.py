@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.contract import CacheGroup, Contract, Rank
+from deeplink.kvconnector.contract import CacheGroup, Contract, Rank, Scales
 from deeplink.kvconnector.contract import Model as Identity
 from deeplink.kvconnector.layout import ELEMENTS
 from deeplink.kvconnector.negotiate import Refusal, negotiate
@@ -16,6 +16,7 @@ from deeplink.solver.fleet import Fleet, Inventory
 from deeplink.solver.model import Model
 from deeplink.solver.problem import Link, Route
 
+_SCALED = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "int8")
 _BLOCK = 128
 """Tokens. Any multiple of what the packed layouts need would do: engines need not agree on it."""
 
@@ -90,7 +91,12 @@ def _contract(pool: Inventory, model: Model) -> Contract:
         raise LayoutError(f"{pool.dtype} is not an element type")
     heads, head_dim = (1, model.kv_elements) if model.replicated else (model.kv_heads, model.head_dim)
     layout = "block token dim" if model.replicated and "head" in pool.layout else pool.layout
-    group = CacheGroup("full", tuple(range(model.layers)), heads, head_dim, pool.dtype, _BLOCK, layout)
+    # What an engine without calibrated scales uses.
+    scales = (
+        Scales("tensor", (1.0,) * (2 * model.layers)) if pool.dtype in _SCALED else None
+    )
+    layers = tuple(range(model.layers))
+    group = CacheGroup("full", layers, heads, head_dim, pool.dtype, _BLOCK, layout, scales=scales)
     rank = Rank(0, 0, 0, ((0, heads),), (0, model.layers), "", {"tcp": ""})
     identity = Identity(model.name, model.layers, 1, "", "", "")
     return Contract(pool.engine, "", pool.chip.name, "both", pool.name, identity, (group,), (rank,), pool.casts)

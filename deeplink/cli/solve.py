@@ -27,8 +27,18 @@ class _Wrong(click.ClickException):
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the placement document to this file."
 )
+@click.option(
+    "--emit", type=click.Choice(["local"]), help="Write what starts it: engine commands, and deeplink.toml with them."
+)
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("placement"),
+    show_default=True,
+    help="Where --emit writes to.",
+)
 @click.option("--schema", is_flag=True, help="Print the placement document's JSON schema and nothing else.")
-def command(fleet: Path | None, as_json: bool, out: Path | None, schema: bool) -> None:
+def command(fleet: Path | None, as_json: bool, out: Path | None, emit: str | None, folder: Path, schema: bool) -> None:
     """The best placement for the fleet, workload and service levels in FLEET, a TOML file.
 
     Exits with 0 when there is one, 1 when there is none (it says what would be enough), 2 when the file is wrong.
@@ -40,18 +50,24 @@ def command(fleet: Path | None, as_json: bool, out: Path | None, schema: bool) -
         return
     if fleet is None:
         raise click.UsageError("name a fleet file")
+    from deeplink.solver import emit as emitted
     from deeplink.solver import fleetfile
     from deeplink.solver.place import place
 
     try:
         found = place(fleetfile.load(fleet))
+        files = emitted.local(found) if emit and found.engines else {}
     except DeeplinkError as exc:
         raise _Wrong(str(exc)) from exc
+    written = {folder / name: text.encode() for name, text in files.items()}
     if out is not None:
+        written[out] = doc.encode(found)
+    for path, data in written.items():
         try:
-            out.write_bytes(doc.encode(found))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
         except OSError as exc:
-            raise _Wrong(f"cannot write {out}: {exc.strerror}") from exc
+            raise _Wrong(f"cannot write {path}: {exc.strerror}") from exc
     if as_json:
         click.echo(doc.encode(found).decode(), nl=False)
     else:
