@@ -1,7 +1,8 @@
 """Every way to run an engine on every pool, with what it can do: the fleet as a problem.
 
 **Prefill** takes one prompt at a time. Its time is that of the prompt's new tokens, and the wait before it has a
-budget, a part of the time to first token; how busy the engines may be follows from that (`deeplink.solver.queueing`).
+budget, a part of the time to first token; how busy the engines may be follows from that, by a formula
+(`deeplink.solver.queueing`) or, where there is a trace, by replaying it (`deeplink.solver.replayed`).
 Several budgets are candidates of their own: a long wait allows busy engines, a short one leaves time for the transfer.
 
 **Decode** keeps as many sequences in a step as finish it in time and fit into memory. A request takes up a place for as
@@ -25,6 +26,8 @@ from deeplink.solver.handoffs import Handoffs, handoffs
 from deeplink.solver.problem import Candidate, Cap, Pool, Problem, Role, Scenario, useful
 from deeplink.solver.queueing import steps, usable, variation
 from deeplink.solver.rates import Rate, Rates
+from deeplink.solver.replayed import Replayed
+from deeplink.solver.trace import bucket_of
 
 Shares = Callable[[int], tuple[float, ...]]
 
@@ -81,6 +84,7 @@ def formulate(fleet: Fleet) -> Formulation:
     found: list[Candidate] = []
     setups: dict[str, Setup] = {}
     skipped: list[str] = []
+    replayed = _Streams(fleet)
     for index, pool in enumerate(fleet.pools):
         for tp in pool.tp:
             rates = _rates(fleet, pool, tp)
@@ -88,7 +92,7 @@ def formulate(fleet: Fleet) -> Formulation:
             if room <= 0:
                 skipped.append(f"{pool.name}: the weights do not fit on {tp} chips")
                 continue
-            place = _Place(fleet, pool, index, tp, rates, room)
+            place = _Place(fleet, pool, index, tp, rates, room, replayed)
             for candidate, setup in place.candidates():
                 found.append(candidate)
                 setups[candidate.name] = setup
@@ -142,6 +146,24 @@ def _room(fleet: Fleet, pool: Inventory, tp: int) -> float:
     return pool.chip.memory * tp * (pool.utilisation - _ACTIVATIONS) - fleet.model.weight_bytes
 
 
+class _Streams:
+    """The trace's requests of some of the buckets, where there is a trace, to replay them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._of: dict[tuple[bool, ...], Replayed] = {}
+
+    def of(self, taken: tuple[bool, ...]) -> Replayed | None:
+        if not self.fleet.replay:
+            return None
+        if taken not in self._of:
+            bucket = bucket_of(self.fleet.workload.buckets)
+            mine = [request for request in self.fleet.replay if taken[bucket(request)]]
+            sizes = [float(max(request.prompt - request.cached, 1)) for request in mine]
+            self._of[taken] = Replayed([request.at for request in mine], sizes, self.fleet.service.percentile)
+        return self._of[taken]
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """One pool with one size of group."""
@@ -152,6 +174,7 @@ class _Place:
     tp: int
     rates: Rates
     room: float
+    replayed: _Streams
 
     @property
     def token_bytes(self) -> float:
@@ -191,7 +214,7 @@ class _Place:
                 uses=(tuple(time.seconds for time in times),),
                 latency=latency,
                 serves=fits,
-                shares=partial(self._queue, wait, mean, scv),
+                shares=partial(self._queue, fits, wait, mean, scv),
                 setup={
                     "service": tuple(t.seconds for t in times),
                     "wait": wait,
@@ -240,7 +263,7 @@ class _Place:
                     uses=(tuple(slowed), tuple(t / batch for t in busy), self._memory(busy)),
                     latency=tuple(wait + time + limit * ADMISSION for time in slowed),
                     serves=self._fit(taken),
-                    shares=partial(self._queue_and_slots, partial(self._queue, wait, mean, scv), slots),
+                    shares=partial(self._queue_and_slots, partial(self._queue, taken, wait, mean, scv), slots),
                     setup={
                         "batch": batch,
                         "step": step.seconds,
@@ -254,8 +277,11 @@ class _Place:
                     },
                 )
 
-    def _queue(self, wait: float, mean: float, scv: float, engines: int) -> tuple[float, ...]:
+    def _queue(self, taken: tuple[bool, ...], wait: float, mean: float, scv: float, engines: int) -> tuple[float, ...]:
         """How busy prefill may be."""
+        replayed = self.replayed.of(taken)
+        if replayed is not None:
+            return (replayed.usable(wait, engines, mean),)
         return (self._usable(wait, engines, mean, scv),)
 
     def _queue_and_slots(self, queue: Shares, slots: Shares, engines: int) -> tuple[float, ...]:

@@ -111,6 +111,8 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
+    """`replay` are a trace's requests, to know its queues by; `verify` those to simulate the placement with."""
+
     model: Model
     pools: tuple[Inventory, ...]
     workload: Workload
@@ -122,5 +124,6 @@ class Fleet:
     link_share: float = 0.7
     effort: Effort = field(default_factory=Effort)
     measurements: tuple[Measurement, ...] = ()
-    requests: tuple[Request, ...] = ()
+    replay: tuple[Request, ...] = ()
+    verify: tuple[Request, ...] = ()
     name: str = ""

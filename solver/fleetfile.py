@@ -230,7 +230,8 @@ class _Reader:
             link_share=file.solve.link_share,
             effort=Effort(file.solve.gap, file.solve.seconds),
             measurements=tuple(kept),
-            requests=requests if file.solve.verify else (),
+            replay=requests if file.workload.trace is not None else (),
+            verify=requests if file.solve.verify else (),
         )
 
     def _unique(self, section: str, names: list[str]) -> list[str]:

@@ -92,9 +92,7 @@ def _contract(pool: Inventory, model: Model) -> Contract:
     heads, head_dim = (1, model.kv_elements) if model.replicated else (model.kv_heads, model.head_dim)
     layout = "block token dim" if model.replicated and "head" in pool.layout else pool.layout
     # What an engine without calibrated scales uses.
-    scales = (
-        Scales("tensor", (1.0,) * (2 * model.layers)) if pool.dtype in _SCALED else None
-    )
+    scales = Scales("tensor", (1.0,) * (2 * model.layers)) if pool.dtype in _SCALED else None
     layers = tuple(range(model.layers))
     group = CacheGroup("full", layers, heads, head_dim, pool.dtype, _BLOCK, layout, scales=scales)
     rank = Rank(0, 0, 0, ((0, heads),), (0, model.layers), "", {"tcp": ""})

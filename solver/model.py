@@ -70,7 +70,8 @@ class Model:
         each misses one with probability 1 - chosen/experts."""
         if not self.experts:
             return self.shared * self.bits / 8
-        touched = self.experts * (1 - (1 - self.chosen / self.experts) ** max(tokens, 1.0))
+        missed: float = (1 - self.chosen / self.experts) ** max(tokens, 1.0)
+        touched = self.experts * (1 - missed)
         return (self.shared + self.expert * touched * self.expert_layers) * self.bits / 8
 
     def kv_bytes(self, dtype: str) -> float:

@@ -11,6 +11,7 @@ from deeplink.solver import placement as doc
 from deeplink.solver import predict, verify
 from deeplink.solver.candidates import Formulation, formulate
 from deeplink.solver.fleet import Fleet
+from deeplink.solver.highs import Effort
 from deeplink.solver.placement import Placement
 from deeplink.solver.problem import Problem
 from deeplink.solver.solve import Solution, solve
@@ -24,13 +25,15 @@ UNITS = {
     "latency": "s to the first token",
 }
 _DIGITS = 6
+_ENOUGH = 0.01
+"""Gap for the fallback, which is a way out and not a plan."""
 
 
 def place(fleet: Fleet) -> Placement:
     """The fleet's best placement, or why there is none. Raises SolverError when the time is up with neither."""
     formulation = formulate(fleet)
-    if fleet.requests:
-        return document(*verify.verified(formulation, fleet.requests))
+    if fleet.verify:
+        return document(*verify.verified(formulation, fleet.verify))
     return document(formulation, solve(formulation.problem, fleet.objective, fleet.effort))
 
 
@@ -156,6 +159,7 @@ def _simulated(found: Verified) -> doc.Simulated:
         _round(found.tpot_p99),
         found.requests,
         found.rounds,
+        _round(found.multiple),
     )
 
 
@@ -183,7 +187,7 @@ def _fallback(formulation: Formulation) -> doc.Fallback | None:
     problem = replace(aggregated(formulation.problem), budget=float("inf"))
     if not problem.candidates:
         return None
-    found = solve(problem, "capacity", formulation.fleet.effort)
+    found = solve(problem, "capacity", Effort(_ENOUGH, formulation.fleet.effort.seconds), nicest=False)
     engines = {problem.candidates[k].name: n for k, n in sorted((found.counts or {}).items())}
     return doc.Fallback(_round(found.value * formulation.fleet.workload.rate), engines)
 
@@ -192,6 +196,6 @@ def _split(formulation: Formulation, solution: Solution) -> doc.Split | None:
     if all(one.prefill == one.decode for one in solution.passed[0]):
         return None
     problem = aggregated(formulation.problem)
-    alone = solve(problem, solution.objective, formulation.fleet.effort) if problem.candidates else None
+    alone = solve(problem, solution.objective, formulation.fleet.effort, nicest=False) if problem.candidates else None
     value = None if alone is None or alone.status == "infeasible" else _round(alone.value)
     return doc.Split(_round(solution.value), value)

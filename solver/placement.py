@@ -23,7 +23,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=False, forbid_unknown_fi
     pass
 
 
-class Rate(Record):
+class Rate(Record, frozen=True):
     """A predicted time in seconds: nine of ten times it is within `seconds / (1 + error)` and
     `seconds * (1 + error)`. `kind` is measured, interpolated, calibrated or datasheet."""
 
@@ -34,7 +34,7 @@ class Rate(Record):
     source: str
 
 
-class Engine(Record):
+class Engine(Record, frozen=True):
     """`count` engines alike. `max_num_seqs` and `max_num_batched_tokens` are what the rates were taken for; 0 leaves it
     to the engine. `busy` is how busy the busiest resource is in the normal scenario."""
 
@@ -51,7 +51,7 @@ class Engine(Record):
     rates: tuple[Rate, ...]
 
 
-class Route(Record):
+class Route(Record, frozen=True):
     """Requests of a bucket from engines `prefill` to engines `decode` (the same where one engine does it all): so many
     a second, which is `weight` of all of the bucket. `handoff` is what handing over adds, in seconds."""
 
@@ -63,7 +63,7 @@ class Route(Record):
     handoff: float
 
 
-class Bucket(Record):
+class Bucket(Record, frozen=True):
     name: str
     prompt: float
     output: float
@@ -71,13 +71,13 @@ class Bucket(Record):
     rate: float
 
 
-class Range(Record):
+class Range(Record, frozen=True):
     value: float
     low: float
     high: float
 
 
-class Predicted(Record):
+class Predicted(Record, frozen=True):
     """Seconds, in the normal scenario."""
 
     ttft_p50: Range
@@ -86,9 +86,9 @@ class Predicted(Record):
     tpot_p99: Range
 
 
-class Simulated(Record):
+class Simulated(Record, frozen=True):
     """Seconds of `requests` simulated requests, and the part of them within the service levels. `rounds` is how often
-    engines had to be planned less busy for that."""
+    engines had to be planned less busy for that, and `multiple` of the workload's rate the requests came at."""
 
     attained: float
     ttft_p50: float
@@ -97,9 +97,10 @@ class Simulated(Record):
     tpot_p99: float
     requests: int
     rounds: int
+    multiple: float
 
 
-class Binding(Record):
+class Binding(Record, frozen=True):
     """A limit that holds the objective back, and by how much one more unit of it would change the objective if engines
     could be divided."""
 
@@ -108,13 +109,13 @@ class Binding(Record):
     shadow_price: float
 
 
-class Relaxation(Record):
+class Relaxation(Record, frozen=True):
     what: str
     factor: float
     text: str
 
 
-class Valid(Record):
+class Valid(Record, frozen=True):
     """While this holds nothing has to change: requests a second in all and of each bucket alone, the arrivals'
     burstiness, the part of their bandwidth that links keep at least."""
 
@@ -124,14 +125,14 @@ class Valid(Record):
     links_at_least: float
 
 
-class Fallback(Record):
+class Fallback(Record, frozen=True):
     """Engines that serve without any handoff, and how many requests a second they can serve in every scenario."""
 
     rate: float
     engines: dict[str, int]
 
 
-class Split(Record):
+class Split(Record, frozen=True):
     """What handing over is worth after its cost: the objective with and without it. None where there is no placement
     without."""
 
@@ -139,13 +140,13 @@ class Split(Record):
     aggregated: float | None
 
 
-class Refused(Record):
+class Refused(Record, frozen=True):
     prefill: str
     decode: str
     why: str
 
 
-class Placement(Record):
+class Placement(Record, frozen=True):
     """`value` is the objective's: cost per hour, a multiple of the workload's rate, watts or seconds; `bound` is what
     no placement can beat, and `gap` their relative distance."""
 

@@ -78,7 +78,7 @@ def fit(points: Sequence[Sequence[float]], logs: Sequence[float], priors: Sequen
                     best = (unlikely, shape, noise, full)
     assert best is not None
     _, shape, noise, full = best
-    inverse = np.linalg.inv(full)
+    inverse: Array = np.linalg.inv(full).astype(np.float64)
     weights = inverse @ values
     residuals = tuple(float(value) for value in -weights / np.diag(inverse))
     return Surface(places, weights, inverse, center, shape.distance, shape.variance, noise, shape.slopes, residuals)

@@ -7,7 +7,8 @@ import gzip
 import io
 import json
 import random
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -90,6 +91,19 @@ def _bucket(part: Sequence[Request], total: int, hits: float) -> Bucket:
     cached = hits * prompt + sum(r.cached for r in part) / len(part)
     longest = max(r.prompt for r in part)
     return Bucket(f"to {longest}", prompt, sum(r.output for r in part) / len(part), len(part) / total, cached, longest)
+
+
+def bucket_of(buckets: Sequence[Bucket]) -> Callable[[Request], int]:
+    """Which bucket a request belongs to: by its prompt, and among buckets of one prompt by the nearest answer."""
+    uppers = [bucket.longest or bucket.prompt for bucket in buckets]
+    ordered = sorted(set(uppers))
+    alike = [[b for b, upper in enumerate(uppers) if upper == size] for size in ordered]
+
+    def bucket(request: Request) -> int:
+        mine = alike[min(bisect_left(ordered, request.prompt), len(ordered) - 1)]
+        return mine[0] if len(mine) == 1 else min(mine, key=lambda b: abs(buckets[b].output - request.output))
+
+    return bucket
 
 
 def burst(requests: Sequence[Request], share: float = 0.95, window: float = WINDOW) -> float:

@@ -12,8 +12,8 @@ from deeplink.solver.fleet import Fleet, Request
 def requests(fleet: Fleet, path: Path | None, count: int, rate: float, seed: int) -> list[Request]:
     """At `rate` times the workload's rate. A trace is stretched to it, with its bursts."""
     load = fleet.workload
-    if path is None and fleet.requests:
-        return trace.scaled(fleet.requests, rate)
+    if path is None and fleet.replay:
+        return trace.scaled(fleet.replay, rate)
     if path is None:
         return trace.made(replace(load, rate=load.rate * rate), count, seed)
     found = trace.read(path)

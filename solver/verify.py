@@ -7,7 +7,7 @@ the engines that were too busy are planned less busy, and the problem is solved 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from deeplink.solver.fleet import Request
 from deeplink.solver.problem import Candidate
 from deeplink.solver.simulate import Group, Policy, Result, Way, simulate
 from deeplink.solver.solve import Solution, solve
+from deeplink.solver.trace import bucket_of, scaled
 
 ROUNDS = 5
 _LESS = 0.9
@@ -28,7 +29,7 @@ _LESS = 0.9
 @dataclass(frozen=True, slots=True)
 class Verified:
     """`attained` is the part of the requests within the service levels, in the simulator; `rounds` how often the
-    problem was solved anew for it."""
+    problem was solved anew for it, and `multiple` of the workload's rate the requests came at."""
 
     attained: float
     ttft_p50: float
@@ -37,6 +38,7 @@ class Verified:
     tpot_p99: float
     requests: int
     rounds: int
+    multiple: float = 1.0
 
 
 def model(formulation: Formulation, solution: Solution) -> tuple[list[Group], list[list[Way]], int]:
@@ -111,20 +113,6 @@ def _step(setup: Setup, formulation: Formulation) -> tuple[float, float, float]:
     return (fixed or min(seconds) / 2, each, cached)
 
 
-def bucket_of(formulation: Formulation) -> Callable[[Request], int]:
-    """The bucket whose lengths a request's are nearest to, by their ratio."""
-    lengths = [(bucket.prompt, bucket.output) for bucket in formulation.fleet.workload.buckets]
-    uppers = [bucket.longest or bucket.prompt for bucket in formulation.fleet.workload.buckets]
-    ordered = sorted(range(len(lengths)), key=lambda b: uppers[b])
-
-    def bucket(request: Request) -> int:
-        same = [b for b in ordered if uppers[b] >= request.prompt] or [ordered[-1]]
-        nearest = [b for b in same if uppers[b] == uppers[same[0]]]
-        return min(nearest, key=lambda b: abs(lengths[b][1] - request.output))
-
-    return bucket
-
-
 def run(
     formulation: Formulation,
     solution: Solution,
@@ -137,10 +125,12 @@ def run(
     missing = [b.name for b, mine in zip(formulation.fleet.workload.buckets, ways, strict=True) if not mine]
     if missing:
         raise SolverError(f"the placement serves no requests of {missing[0]}", remedy="solve for this workload")
-    return simulate(requests, groups, ways, bucket_of(formulation), links=links, policy=policy, seed=seed)
+    return simulate(
+        requests, groups, ways, bucket_of(formulation.fleet.workload.buckets), links=links, policy=policy, seed=seed
+    )
 
 
-def judge(formulation: Formulation, result: Result, rounds: int = 0) -> Verified:
+def judge(formulation: Formulation, result: Result, rounds: int = 0, multiple: float = 1.0) -> Verified:
     service = formulation.fleet.service
     return Verified(
         result.attained(service.ttft, service.tpot),
@@ -150,16 +140,41 @@ def judge(formulation: Formulation, result: Result, rounds: int = 0) -> Verified
         result.percentile(0.99, further=True),
         len(result.first),
         rounds,
+        multiple,
     )
 
 
+def sustained(
+    formulation: Formulation, solution: Solution, requests: Sequence[Request], about: float = 1.0
+) -> Verified:
+    """The most of the workload's rate at which the service levels are kept, to a part in a hundred, sought from half to
+    double `about`."""
+    wanted = formulation.fleet.service.percentile
+    low, high = about / 2, about * 2
+    best = judge(formulation, run(formulation, solution, scaled(requests, low)), 0, low)
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        found = judge(formulation, run(formulation, solution, scaled(requests, middle)), 0, middle)
+        if found.attained >= wanted:
+            low, best = middle, found
+        else:
+            high = middle
+    return best
+
+
 def verified(formulation: Formulation, requests: Sequence[Request]) -> tuple[Formulation, Solution, Verified | None]:
-    """The best placement that also keeps the service levels in the simulator, or the last of `ROUNDS`."""
+    """The best placement that also keeps the service levels in the simulator, or the last of `ROUNDS`.
+
+    Where the rate is what is sought, the placement is simulated at the rate that was found, and if that is too much, at
+    the most that it sustains.
+    """
     fleet = formulation.fleet
     for rounds in range(ROUNDS + 1):
         solution = solve(formulation.problem, fleet.objective, fleet.effort)
         if solution.status == "infeasible":
             return formulation, solution, None
+        if fleet.objective in ("throughput", "capacity"):
+            return formulation, solution, sustained(formulation, solution, requests, solution.value)
         result = run(formulation, solution, requests)
         found = judge(formulation, result, rounds)
         if found.attained >= fleet.service.percentile or rounds == ROUNDS:

@@ -79,7 +79,7 @@ def command(fleet: Path, trace: Path | None, requests: int, rate: float, seed: i
         table.add_row("each further token, s", f"{found.tpot_p50:.4f}", f"{found.tpot_p99:.4f}", f"{service.tpot:g}")
         console = Console()
         console.print(table)
-        for name, value in busy.items():
-            console.print(f"{name}: busy {value:.0%} of the time")
+        for name, part in busy.items():
+            console.print(f"{name}: busy {part:.0%} of the time")
     if found.attained < described.service.percentile:
         sys.exit(LATE)
