@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import bursts
 import numpy as np
 from rows import RESULTS, Row, machine, table, write_table
 
@@ -281,11 +282,36 @@ def _simulator() -> Iterator[Row]:
         yield Row(name, error, "of the mean time", "the goal", 0.05, 0.05, of="value")
 
 
+def _traces() -> Iterator[Row]:
+    reversed_ = 0
+    for name, file in (("azure", "azure2023_conv.csv.gz"), ("mooncake", "mooncake_conversation.jsonl.gz")):
+        case = bursts.case(Path(__file__).with_name("data") / file)
+        rate, plan = bursts.planned(case)
+        yield Row(
+            f"trace_attainment_{name}",
+            bursts.attained(case, plan, rate),
+            "in time",
+            "wanted",
+            bursts.SHARE,
+            1.0,
+            "at least",
+        )
+        sustained = bursts.sustained(case, plan, rate / 2)
+        best = bursts.best(case, sustained)
+        yield Row(f"trace_rate_{name}", sustained, "of the rate", "the best of 35 plans", best, 0.95, "at least")
+        yield Row(f"trace_planned_{name}", rate, "of the rate", "what it sustains", sustained)
+        alone = [bursts.planned(case, (size,))[0] for size in (1, 8)]
+        real = [bursts.sustained(case, plan) for plan in ((16, 0, 0, 0), (0, 0, 0, 2))]
+        reversed_ += (alone[0] > alone[1]) == (real[0] > real[1])
+    yield Row("trace_reversal", reversed_, "traces ranked right", "traces", 2, 1.0, "at least")
+
+
 FAMILIES: dict[str, Callable[[], Iterator[Row]]] = {
     "optimality_small": _optimality,
     **dict.fromkeys(("time_1024", "time_10000", "gap_worst", "time_pareto_1024"), _times),
     **dict.fromkeys(("splitwise_decode", "splitwise_prefill", "helix"), _rates),
     "vs_aiconfigurator": _aiconfigurator,
+    **dict.fromkeys(("trace_attainment_azure", "trace_attainment_mooncake", "trace_reversal"), _traces),
     **dict.fromkeys(
         ("simulator_1m", "simulator_conservation", "simulator_mm1", "simulator_mmk", "simulator_md1"), _simulator
     ),

@@ -31,9 +31,9 @@ from deeplink.solver.trace import bucket_of
 
 Shares = Callable[[int], tuple[float, ...]]
 
-WAITS = (0.1, 0.25, 0.5, 0.75)
+WAITS = (0.2, 0.5, 0.8)
 """Budgets for waiting before prefill, as parts of the time to first token."""
-PARTS = (0.2, 0.4, 0.6, 0.8)
+PARTS = (0.3, 0.6, 0.8)
 """Parts of an aggregated engine's step that are for prefill."""
 ADMISSION = 0.05
 """Budget for waiting until a decode engine has a place, as part of the time to first token."""

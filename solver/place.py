@@ -25,8 +25,9 @@ UNITS = {
     "latency": "s to the first token",
 }
 _DIGITS = 6
-_ENOUGH = 0.01
-"""Gap for the fallback, which is a way out and not a plan."""
+_ENOUGH = 0.02
+_ENOUGH_NODES = 50
+"""Gap and nodes for the fallback, which is a way out and not a plan."""
 
 
 def place(fleet: Fleet) -> Placement:
@@ -187,7 +188,7 @@ def _fallback(formulation: Formulation) -> doc.Fallback | None:
     problem = replace(aggregated(formulation.problem), budget=float("inf"))
     if not problem.candidates:
         return None
-    found = solve(problem, "capacity", Effort(_ENOUGH, formulation.fleet.effort.seconds), nicest=False)
+    found = solve(problem, "capacity", Effort(_ENOUGH, formulation.fleet.effort.seconds, _ENOUGH_NODES), nicest=False)
     engines = {problem.candidates[k].name: n for k, n in sorted((found.counts or {}).items())}
     return doc.Fallback(_round(found.value * formulation.fleet.workload.rate), engines)
 

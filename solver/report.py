@@ -99,8 +99,8 @@ def _predicted(predicted: Predicted) -> Table:
 
 
 def _simulated(simulated: Simulated) -> Table:
-    title = f"simulated, {simulated.requests} requests at {simulated.multiple:.4g} of the rate: {simulated.attained:.2%} in time"
-    table = _table(title, "", "p50", "p99")
+    at = f"{simulated.requests} requests at {simulated.multiple:.4g} of the rate"
+    table = _table(f"simulated, {at}: {simulated.attained:.2%} in time", "", "p50", "p99")
     table.add_row("time to first token", _ms(simulated.ttft_p50), _ms(simulated.ttft_p99))
     table.add_row("each further token", _ms(simulated.tpot_p50), _ms(simulated.tpot_p99))
     return table
