@@ -138,7 +138,7 @@ def _pool(pool: Inventory) -> Pool:
 
 def _rates(fleet: Fleet, pool: Inventory, tp: int) -> Rates:
     rows = [row for row in fleet.measurements if row.chip == pool.chip.name and row.tp == tp]
-    return Rates(fleet.model, pool.chip, tp, pool.dtype, pool.fractions, rows)
+    return Rates(fleet.model, pool.chip, tp, pool.dtype, pool.fractions, rows, pool.pace)
 
 
 def _room(fleet: Fleet, pool: Inventory, tp: int) -> float:

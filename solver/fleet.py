@@ -19,7 +19,7 @@ class Inventory:
 
     `tp` are the group sizes to consider; `dtype` and `layout` are those of the engines' KV cache, and `contract` an
     engine's statement where one is at hand, which then decides what can be handed over. `utilisation` is the part of
-    a chip's memory that weights and cache may take.
+    a chip's memory that weights and cache may take; `pace` multiplies all times.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Inventory:
     utilisation: float
     fractions: Fractions
     engine: str
+    pace: float = 1.0
     current: tuple[tuple[Role, int, int], ...] = ()
     contract: Contract | None = None
 
@@ -124,6 +125,7 @@ class Fleet:
     link_share: float = 0.7
     effort: Effort = field(default_factory=Effort)
     measurements: tuple[Measurement, ...] = ()
+    sensitivity: bool = True
     replay: tuple[Request, ...] = ()
     verify: tuple[Request, ...] = ()
     name: str = ""

@@ -148,6 +148,7 @@ class SolveSection(_Strict):
     gap: Annotated[float, Field(gt=0, lt=1, description="proven distance to the optimum to stop at")] = 1e-4
     seconds: Annotated[float, Field(gt=0, description="to stop after in any case, for each objective")] = 60.0
     link_share: Annotated[float, Field(gt=0, le=1, description="part of a link that may be in use")] = 0.7
+    sensitivity: Annotated[bool, Field(description="solve again with uncertain times slower and faster")] = True
     verify: Annotated[bool, Field(description="simulate the placement, and plan less busy engines if it is late")] = (
         False
     )
@@ -230,6 +231,7 @@ class _Reader:
             link_share=file.solve.link_share,
             effort=Effort(file.solve.gap, file.solve.seconds),
             measurements=tuple(kept),
+            sensitivity=file.solve.sensitivity,
             replay=requests if file.workload.trace is not None else (),
             verify=requests if file.solve.verify else (),
         )

@@ -14,6 +14,7 @@ from deeplink.solver.fleet import Fleet
 from deeplink.solver.highs import Effort
 from deeplink.solver.placement import Placement
 from deeplink.solver.problem import Problem
+from deeplink.solver.sensitivity import Sensitivity, sensitivities
 from deeplink.solver.solve import Solution, solve
 from deeplink.solver.verify import Verified
 
@@ -68,8 +69,11 @@ def document(formulation: Formulation, solution: Solution, simulated: Verified |
     )
     if solution.status == "infeasible":
         return empty
+    sensitive = sensitivities(formulation, solution) if fleet.sensitivity else ()
     return msgspec.structs.replace(
         empty,
+        status="model_too_uncertain" if any(one.slower is None for one in sensitive) else solution.status,
+        sensitivity=tuple(_sensitivity(one) for one in sensitive),
         engines=_engines(formulation, solution),
         routes=_routes(formulation, solution),
         predicted=_predicted(formulation, solution),
@@ -162,6 +166,11 @@ def _simulated(found: Verified) -> doc.Simulated:
         found.rounds,
         _round(found.multiple),
     )
+
+
+def _sensitivity(one: Sensitivity) -> doc.Sensitivity:
+    slower, faster = (None if value is None else _round(value) for value in (one.slower, one.faster))
+    return doc.Sensitivity(one.pool, _round(one.error), slower, faster, one.changes, _round(one.sustains))
 
 
 def _valid(formulation: Formulation, counts: Mapping[int, int]) -> doc.Valid:

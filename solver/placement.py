@@ -140,6 +140,19 @@ class Split(Record, frozen=True):
     aggregated: float | None
 
 
+class Sensitivity(Record, frozen=True):
+    """If a pool's times were as slow, or as fast, as their error allows: the objective, or None where nothing serves
+    the workload then; whether the best placement uses other chips or roles; and what part of the workload's rate this
+    one still serves if they are slower. The first that changes the answer is what to measure next."""
+
+    pool: str
+    error: float
+    slower: float | None
+    faster: float | None
+    changes: bool
+    sustains: float
+
+
 class Refused(Record, frozen=True):
     prefill: str
     decode: str
@@ -148,12 +161,14 @@ class Refused(Record, frozen=True):
 
 class Placement(Record, frozen=True):
     """`value` is the objective's: cost per hour, a multiple of the workload's rate, watts or seconds; `bound` is what
-    no placement can beat, and `gap` their relative distance."""
+    no placement can beat, and `gap` their relative distance. With the status `model_too_uncertain` it is the best for
+    the times as predicted, but some of those are so uncertain that perhaps nothing serves the workload; `sensitivity`
+    says which."""
 
     version: int
     name: str
     model: str
-    status: Literal["optimal", "feasible", "infeasible"]
+    status: Literal["optimal", "feasible", "infeasible", "model_too_uncertain"]
     objective: str
     value: float
     unit: str
@@ -172,6 +187,7 @@ class Placement(Record, frozen=True):
     valid_while: Valid | None = None
     fallback: Fallback | None = None
     split: Split | None = None
+    sensitivity: tuple[Sensitivity, ...] = ()
     relaxations: tuple[Relaxation, ...] = ()
     refused: tuple[Refused, ...] = ()
     skipped: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from deeplink.errors import RateError
@@ -85,7 +85,7 @@ class Rates:
     """Times of one model on a group of `tp` chips.
 
     `rows` are measurements of just that; with three or more of a phase a surface goes through them. `fractions` are
-    those of the roofline, which is the prior of the surface, or all there is.
+    those of the roofline, which is the prior of the surface, or all there is. All times are multiplied by `pace`.
     """
 
     model: Model
@@ -94,6 +94,7 @@ class Rates:
     kv_dtype: str
     fractions: Fractions = USUAL
     rows: Sequence[Measurement] = ()
+    pace: float = 1.0
     _surfaces: dict[Phase, Surface] = field(default_factory=dict)
     _exact: dict[tuple[Phase, tuple[float, float]], list[Measurement]] = field(default_factory=dict)
 
@@ -111,7 +112,7 @@ class Rates:
 
     def prefill(self, tokens: float, *, requests: float = 1, context: float = 0.0) -> Rate:
         """One step over `requests` prompts of `tokens` new tokens each, behind `context` cached tokens."""
-        rate = self._rate("prefill", (requests, tokens))
+        rate = self._paced(self._rate("prefill", (requests, tokens)))
         if context > 0:
             with_context, without = (self._roofline(Step(requests, tokens, c)) for c in (context, 0.0))
             return Rate(rate.seconds * with_context / without, rate.error, _less(rate.kind), rate.source)
@@ -119,12 +120,15 @@ class Rates:
 
     def decode(self, requests: float, context: float) -> Rate:
         """One step of `requests` sequences with `context` tokens each."""
-        return self._rate("decode", (requests, context))
+        return self._paced(self._rate("decode", (requests, context)))
 
     def left_out(self, phase: Phase) -> tuple[float, ...]:
         """For each measured point, what the others say about it, as log(predicted / measured)."""
         found = self._surfaces.get(phase)
         return found.residuals if found else ()
+
+    def _paced(self, rate: Rate) -> Rate:
+        return rate if self.pace == 1 else replace(rate, seconds=rate.seconds * self.pace)
 
     def _rate(self, phase: Phase, sizes: tuple[float, float]) -> Rate:
         if same := self._exact.get((phase, sizes)):

@@ -31,6 +31,7 @@ def _parts(placement: Placement) -> Iterator[RenderableType]:
         if placement.simulated is not None:
             yield _simulated(placement.simulated)
         yield from _notes(placement)
+        yield from _sensitivity(placement)
     for refused in placement.refused:
         yield Text(f"no handoff from {refused.prefill} to {refused.decode}: {refused.why}", "dim")
     for skipped in placement.skipped:
@@ -42,7 +43,9 @@ def _head(placement: Placement) -> Text:
         return Text(
             f"{placement.name}: nothing serves {placement.rate:g} requests/s of {placement.model} in time", "bold red"
         )
-    proof = "optimal" if placement.status == "optimal" else f"at most {placement.gap:.2%} from the optimum"
+    proof = "optimal" if placement.gap <= 1e-4 else f"at most {placement.gap:.2%} from the optimum"
+    if placement.status == "model_too_uncertain":
+        proof += " if the times are as predicted, but they are too uncertain to say so"
     return Text(
         f"{placement.name}: {placement.model}, {placement.objective} {placement.value:g} {placement.unit}, {proof}",
         "bold",
@@ -130,6 +133,19 @@ def _notes(placement: Placement) -> Iterator[RenderableType]:
     if placement.fallback is not None and placement.fallback.engines:
         engines = ", ".join(f"{count} x {name}" for name, count in placement.fallback.engines.items())
         yield Text(f"without any handoff, up to {placement.fallback.rate:.4g} requests/s: {engines}")
+
+
+def _sensitivity(placement: Placement) -> Iterator[RenderableType]:
+    for one in placement.sensitivity:
+        values = [
+            "nothing serves it" if value is None else f"{value:.4g} {placement.unit}"
+            for value in (one.slower, one.faster)
+        ]
+        what = "would change the answer" if one.changes else "would not change which chips do what"
+        yield Text(
+            f"measuring {one.pool} (±{one.error:.0%}) {what}: slower, {values[0]}; faster, {values[1]}; "
+            f"these engines would serve {one.sustains:.0%} of the rate if it is slower"
+        )
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -145,3 +145,22 @@ def test_verified(tmp_path: Path) -> None:
     assert found.simulated.attained >= 0.99
     assert found.predicted is not None
     assert found.predicted.ttft_p50.low <= found.simulated.ttft_p50 <= found.predicted.ttft_p50.high
+
+
+def test_what_hangs_on_a_guess(tmp_path: Path) -> None:
+    """With eight H20 more than enough for decode, slower ones cost more, but there is a placement; with two there is
+    none, and nothing else can decode."""
+    enough = solved(tmp_path)
+    assert enough.status == "optimal"
+    (h20,) = [one for one in enough.sensitivity if one.pool == "h20"]
+    assert h20.error == 0.55
+    assert h20.faster is not None
+    assert h20.slower is not None
+    assert h20.faster <= enough.value <= h20.slower
+    tight = FLEET.replace("rate = 6", "rate = 14").replace(
+        "count = 8\nprice = 3.0", 'count = 8\nroles = ["prefill"]\nprice = 3.0'
+    )
+    tight = tight.replace("count = 8\nprice = 1.2", 'count = 4\nroles = ["decode"]\nprice = 1.2')
+    found = solved(tmp_path, tight)
+    assert found.status == "model_too_uncertain", found.sensitivity
+    assert any(one.slower is None and one.changes and one.sustains < 1 for one in found.sensitivity)
