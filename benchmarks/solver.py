@@ -28,7 +28,7 @@ import bursts
 import numpy as np
 from rows import RESULTS, Row, machine, table, write_table
 
-from deeplink.solver import catalogue, pareto, surface
+from deeplink.solver import catalogue, pareto, roofline, surface
 from deeplink.solver import table as tables
 from deeplink.solver.fleet import Request
 from deeplink.solver.highs import Effort
@@ -197,7 +197,7 @@ def _left_out(name: str, rows: Sequence[Measurement], phases: Sequence[Phase], g
             groups[row.chip, row.model, row.tp, row.phase].append(row)
     ours, fit = [], []
     for (chip, model, tp, phase), mine in sorted(groups.items()):
-        rates = Rates(models[model], chips[chip], tp, "float16", catalogue.fractions(chip))
+        rates = Rates(models[model], chips[chip], tp, "float16", catalogue.fractions(chips[chip]))
         points: dict[tuple[float, float], list[float]] = defaultdict(list)
         for row in mine:
             points[row.sizes].append(row.seconds)
@@ -225,6 +225,28 @@ def _three(
     values = np.array([seconds[i] for i in others])
     found = np.linalg.lstsq(matrix / values[:, None], np.ones(len(values)), rcond=None)[0]
     return float(found @ np.array([1.0, at[0], at[0] * at[1]]))
+
+
+def _intervals() -> Iterator[Row]:
+    """Chips of which nothing is known but the datasheet: how often the times that were measured on them are within the
+    error that is stated. The few constants of the usual fractions were chosen with these chips in sight."""
+    models = catalogue.known_models()
+    rows = tables.splitwise(DATA / "splitwise" / "perf_model.csv.gz") + tables.helix(DATA / "helix", models)
+    chips = {row.chip: catalogue.chip(row.chip) for row in rows}
+    kept, _ = tables.possible(rows, models, chips, "float16")
+    settings: dict[tuple[str, str, int, Phase, tuple[float, float]], list[float]] = defaultdict(list)
+    for row in kept:
+        if chips[row.chip].watts:  # without the power-capped H100, whose peak is not known
+            settings[row.chip, row.model, row.tp, row.phase, row.sizes].append(row.seconds)
+    within, widths = [], []
+    for (chip, model, tp, phase, (requests, size)), seconds in settings.items():
+        rates = Rates(models[model], chips[chip], tp, "float16", roofline.usual(chips[chip]))
+        rate = rates.prefill(size, requests=requests) if phase == "prefill" else rates.decode(requests, size)
+        off = math.exp(abs(math.log(rate.seconds / statistics.median(seconds)))) - 1
+        within.append(off <= rate.error)
+        widths.append(rate.error)
+    yield Row("interval_coverage", statistics.mean(within), "of the settings", "stated", 0.9, 0.85, "at least", "value")
+    yield Row("interval_half_width", statistics.median(widths), "of the time", "the goal", 0.5, 0.5, of="value")
 
 
 def _aiconfigurator() -> Iterator[Row]:
@@ -310,6 +332,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Row]]] = {
     "optimality_small": _optimality,
     **dict.fromkeys(("time_1024", "time_10000", "gap_worst", "time_pareto_1024"), _times),
     **dict.fromkeys(("splitwise_decode", "splitwise_prefill", "helix"), _rates),
+    **dict.fromkeys(("interval_coverage", "interval_half_width"), _intervals),
     "vs_aiconfigurator": _aiconfigurator,
     **dict.fromkeys(("trace_attainment_azure", "trace_attainment_mooncake", "trace_reversal"), _traces),
     **dict.fromkeys(

@@ -11,8 +11,8 @@ from typing import Any
 
 from deeplink.errors import FleetError
 from deeplink.solver import model as models
+from deeplink.solver import roofline
 from deeplink.solver.model import Model
-from deeplink.solver.rates import USUAL
 from deeplink.solver.roofline import Chip, Fractions
 
 _DATA = files("deeplink.solver") / "data"
@@ -59,15 +59,15 @@ def chip(name: str) -> Chip:
 
 
 @cache
-def fractions(name: str) -> Fractions:
+def fractions(chip: Chip) -> Fractions:
     """Those fitted to measurements of the chip, or the usual ones."""
     with (_DATA / "fractions.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row["chip"] == name:
+            if row["chip"] == chip.name:
                 return Fractions(
                     float(row["compute"]), float(row["memory"]), float(row["fixed"]), float(row["error"]), row["source"]
                 )
-    return USUAL
+    return roofline.usual(chip)
 
 
 @cache

@@ -330,7 +330,7 @@ class _Reader:
             layout=LAYOUTS.get(section.layout, section.layout),
             casts=section.casts,
             utilisation=section.memory_share,
-            fractions=fractions.get(section.chip) or catalogue.fractions(section.chip),
+            fractions=fractions.get(section.chip) or catalogue.fractions(chip),
             engine=section.engine,
             current=tuple((entry.role, entry.tp, entry.engines) for entry in section.current),
             contract=self._contract((*place, "contract"), section.contract),

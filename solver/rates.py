@@ -21,9 +21,6 @@ from deeplink.solver.surface import Surface
 Kind = Literal["measured", "interpolated", "calibrated", "datasheet"]
 Phase = Literal["prefill", "decode"]
 
-USUAL = Fractions(0.6, 0.75, 5e-6, 0.55, "usual fractions of a datasheet's peaks")
-"""What is assumed of a chip of which nothing was measured: its error is that of five measured chips so predicted."""
-
 QUANTILE = 1.645
 """Standard deviations on either side that hold nine of ten cases."""
 _FASTER = 1.02
@@ -92,7 +89,7 @@ class Rates:
     chip: Chip
     tp: int
     kv_dtype: str
-    fractions: Fractions = USUAL
+    fractions: Fractions
     rows: Sequence[Measurement] = ()
     pace: float = 1.0
     _surfaces: dict[Phase, Surface] = field(default_factory=dict)
@@ -138,7 +135,7 @@ class Rates:
         prior = self._prior(phase, sizes)
         found = self._surfaces.get(phase)
         if found is None:
-            kind: Kind = "datasheet" if self.fractions is USUAL else "calibrated"
+            kind: Kind = "calibrated" if self.fractions.fitted else "datasheet"
             source = f"roofline of {self.chip.source or self.chip.name}, {self.fractions.source}"
             return Rate(math.exp(prior), self.fractions.error, kind, source)
         log, deviation = found.at(sizes, prior)

@@ -12,7 +12,7 @@ from described import CONFIG
 
 from deeplink.errors import FleetError, RateError
 from deeplink.solver import catalogue, model, roofline, surface, table
-from deeplink.solver.rates import USUAL, Measurement, Rates, check
+from deeplink.solver.rates import Measurement, Rates, check
 from deeplink.solver.roofline import Step
 
 DATA = Path(str(files("deeplink.solver"))) / "data"
@@ -120,7 +120,8 @@ def test_a_table_reads_what_it_writes() -> None:
 
 
 def rates(rows: list[Measurement]) -> Rates:
-    return Rates(model.parse(CONFIG, "m"), catalogue.chip("NVIDIA H100 SXM"), 1, "bfloat16", USUAL, rows)
+    chip = catalogue.chip("NVIDIA H100 SXM")
+    return Rates(model.parse(CONFIG, "m"), chip, 1, "bfloat16", roofline.usual(chip), rows)
 
 
 def measured(tokens: int, seconds: float, requests: int = 1) -> Measurement:
