@@ -23,12 +23,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import bursts
 import numpy as np
 from rows import RESULTS, Row, machine, table, write_table
 
-from deeplink.solver import catalogue, pareto, roofline, surface
+from deeplink.solver import catalogue, highs, pareto, program, roofline, surface
 from deeplink.solver import table as tables
 from deeplink.solver.fleet import Request
 from deeplink.solver.highs import Effort
@@ -78,6 +79,58 @@ def _optimality() -> Iterator[Row]:
 
     equal = sum(cases.equal(seed) for seed in range(CASES))
     yield Row("optimality_small", equal, "cases equal", "cases", CASES, 1.0, "at least")
+
+
+SECOND = 50
+
+
+def _second() -> Iterator[Row]:
+    """The same programs by SCIP, which comes with OR-Tools; nothing where that is not installed."""
+    try:
+        from ortools.linear_solver.python import model_builder
+    except ImportError:
+        print("second_solver: skipped, OR-Tools is not installed", file=sys.stderr)
+        return
+    agree = 0
+    for seed in range(SECOND):
+        problem = fleet(seed, 3, 24, 3, 2)
+        model = program.build(replace(problem, candidates=useful(problem)))
+        ours = highs.solve(model.program, model.cost, effort=Effort(1e-6))
+        theirs = _scip(model_builder, model)
+        none = ours.status == "infeasible"
+        agree += theirs is None if none else theirs is not None and math.isclose(theirs, ours.value, rel_tol=1e-5)
+    yield Row("second_solver", agree, "problems agreed on", "problems", SECOND, 1.0, "at least")
+
+
+def _scip(builder: Any, model: program.Model) -> float | None:
+    """None when there is no solution."""
+    rows, copy = model.program, builder.Model()
+    columns = [
+        (copy.new_int_var if integer else copy.new_num_var)(low, high, f"c{index}")
+        for index, (low, high, integer) in enumerate(zip(rows.lower, rows.upper, rows.integer, strict=True))
+    ]
+    for row, (low, high) in enumerate(zip(rows.row_lower, rows.row_upper, strict=True)):
+        terms = [rows.value[at] * columns[rows.index[at]] for at in range(rows.start[row], rows.start[row + 1])]
+        if terms:
+            copy.add_linear_constraint(sum(terms), low, high)
+    copy.minimize(sum(value * columns[column] for column, value in model.cost.items()))
+    solver = builder.Solver("scip")
+    solver.set_time_limit_in_seconds(120)
+    status = solver.solve(copy)
+    if status == builder.SolveStatus.INFEASIBLE:
+        return None
+    if status != builder.SolveStatus.OPTIMAL:
+        raise SystemExit(f"second_solver: SCIP ended with {status}")
+    return float(solver.objective_value)
+
+
+def _sweep() -> Iterator[Row]:
+    """A link of 50 to 3.5 GB/s between two unlike pools: is handing over worth it? Trying everything says."""
+    sys.path.insert(0, str(ROOT / "tests" / "solver"))
+    import sweep
+
+    right = sum(solved == tried for solved, tried in map(sweep.splits, sweep.RATES))
+    yield Row("transfer_sweep", right, "links judged right", "links", len(sweep.RATES), 1.0, "at least")
 
 
 def fleet(seed: int, types: int, chips: int, configs: int, buckets: int = 4) -> Problem:
@@ -333,6 +386,8 @@ FAMILIES: dict[str, Callable[[], Iterator[Row]]] = {
     **dict.fromkeys(("time_1024", "time_10000", "gap_worst", "time_pareto_1024"), _times),
     **dict.fromkeys(("splitwise_decode", "splitwise_prefill", "helix"), _rates),
     **dict.fromkeys(("interval_coverage", "interval_half_width"), _intervals),
+    "second_solver": _second,
+    "transfer_sweep": _sweep,
     "vs_aiconfigurator": _aiconfigurator,
     **dict.fromkeys(("trace_attainment_azure", "trace_attainment_mooncake", "trace_reversal"), _traces),
     **dict.fromkeys(
