@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import msgspec
 
+from deeplink.solver import pareto, predict, verify
 from deeplink.solver import placement as doc
-from deeplink.solver import predict, verify
 from deeplink.solver.candidates import Formulation, formulate
 from deeplink.solver.fleet import Fleet
 from deeplink.solver.highs import Effort
@@ -37,6 +37,25 @@ def place(fleet: Fleet) -> Placement:
     if fleet.verify:
         return document(*verify.verified(formulation, fleet.verify))
     return document(formulation, solve(formulation.problem, fleet.objective, fleet.effort))
+
+
+def fronts(fleet: Fleet, points: int) -> tuple[doc.Point, ...]:
+    """What more of the rate costs: the cheapest placements for evenly spaced rates, up to the most there can be."""
+    formulation = formulate(fleet)
+    problem = formulation.problem
+    found = []
+    for point in pareto.front(problem, points, Effort(max(_ENOUGH / 4, fleet.effort.gap), fleet.effort.seconds)):
+        counts = point.solution.counts or {}
+        engines = {problem.candidates[k].name: n for k, n in sorted(counts.items())}
+        found.append(
+            doc.Point(
+                _round(point.rate * fleet.workload.rate),
+                _round(point.solution.value),
+                _round(point.solution.gap),
+                engines,
+            )
+        )
+    return tuple(found)
 
 
 def document(formulation: Formulation, solution: Solution, simulated: Verified | None = None) -> Placement:

@@ -159,6 +159,15 @@ class Refused(Record, frozen=True):
     why: str
 
 
+class Point(Record, frozen=True):
+    """The cheapest engines for a rate, in requests a second, and what they cost an hour, up to the relative `gap`."""
+
+    rate: float
+    cost: float
+    gap: float
+    engines: dict[str, int]
+
+
 class Placement(Record, frozen=True):
     """`value` is the objective's: cost per hour, a multiple of the workload's rate, watts or seconds; `bound` is what
     no placement can beat, and `gap` their relative distance. With the status `model_too_uncertain` it is the best for

@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deeplink.solver.placement import Placement, Predicted, Range, Simulated
+from deeplink.solver.placement import Placement, Point, Predicted, Range, Simulated
 
 
 def render(placement: Placement) -> Group:
@@ -17,6 +17,15 @@ def render(placement: Placement) -> Group:
 
 def show(placement: Placement, console: Console) -> None:
     console.print(render(placement))
+
+
+def front(points: tuple[Point, ...]) -> Table:
+    table = _table("what more of the rate costs", "requests/s", "an hour", "for a million", "proven to", "engines")
+    for point in points:
+        million = point.cost / (point.rate * 3600) * 1e6
+        engines = ", ".join(f"{count} x {name}" for name, count in point.engines.items())
+        table.add_row(f"{point.rate:.4g}", f"{point.cost:.4g}", f"{million:.4g}", f"{point.gap:.2%}", engines)
+    return table
 
 
 def _parts(placement: Placement) -> Iterator[RenderableType]:

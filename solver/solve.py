@@ -17,7 +17,7 @@ Status = Literal["optimal", "feasible", "infeasible"]
 PROOF = 1e-4
 """Relative gap up to which an answer counts as optimal."""
 _TIE = 1e-6
-_TIE_NODES = 100
+_TIE_NODES = 30
 """Of the search for a nicer placement among equally good ones. Counted, not timed: the same on every machine."""
 MOST = 1e4
 """Relaxations are looked for up to this multiple."""

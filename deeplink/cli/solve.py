@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from deeplink.errors import DeeplinkError
+
+if TYPE_CHECKING:
+    from deeplink.solver.placement import Point
 
 NONE = 1
 WRONG = 2
@@ -37,8 +41,21 @@ class _Wrong(click.ClickException):
     show_default=True,
     help="Where --emit writes to.",
 )
+@click.option(
+    "--pareto",
+    type=click.IntRange(1, 100),
+    help="Instead: the cheapest placements for so many rates up to the most that can be served.",
+)
 @click.option("--schema", is_flag=True, help="Print the placement document's JSON schema and nothing else.")
-def command(fleet: Path | None, as_json: bool, out: Path | None, emit: str | None, folder: Path, schema: bool) -> None:
+def command(
+    fleet: Path | None,
+    as_json: bool,
+    out: Path | None,
+    emit: str | None,
+    folder: Path,
+    pareto: int | None,
+    schema: bool,
+) -> None:
     """The best placement for the fleet, workload and service levels in FLEET, a TOML file.
 
     Exits with 0 when there is one, 1 when there is none (it says what would be enough), 2 when the file is wrong.
@@ -52,9 +69,12 @@ def command(fleet: Path | None, as_json: bool, out: Path | None, emit: str | Non
         raise click.UsageError("name a fleet file")
     from deeplink.solver import emit as emitted
     from deeplink.solver import fleetfile
-    from deeplink.solver.place import place
+    from deeplink.solver.place import fronts, place
 
     try:
+        if pareto:
+            _front(fronts(fleetfile.load(fleet), pareto), as_json)
+            return
         found = place(fleetfile.load(fleet))
         files = emitted.local(found) if emit and found.engines else {}
     except DeeplinkError as exc:
@@ -77,4 +97,18 @@ def command(fleet: Path | None, as_json: bool, out: Path | None, emit: str | Non
 
         report.show(found, Console())
     if found.status == "infeasible":
+        sys.exit(NONE)
+
+
+def _front(points: tuple[Point, ...], as_json: bool) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from deeplink.solver import report
+
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(points), indent=2))
+    else:
+        Console().print(report.front(points))
+    if not points:
         sys.exit(NONE)

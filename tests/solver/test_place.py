@@ -12,6 +12,7 @@ from described import FLEET, write
 
 from deeplink.cli import main
 from deeplink.errors import SolverError
+from deeplink.kvconnector import contract as contracts
 from deeplink.solver import fleetfile
 from deeplink.solver import placement as doc
 from deeplink.solver.place import place
@@ -164,3 +165,55 @@ def test_what_hangs_on_a_guess(tmp_path: Path) -> None:
     found = solved(tmp_path, tight)
     assert found.status == "model_too_uncertain", found.sensitivity
     assert any(one.slower is None and one.changes and one.sustains < 1 for one in found.sensitivity)
+
+
+def test_a_front(tmp_path: Path) -> None:
+    run = CliRunner()
+    path = str(write(tmp_path))
+    printed = run.invoke(main, ["solve", path, "--pareto", "3", "--json"])
+    assert printed.exit_code == 0, printed.output
+    points = msgspec.json.decode(printed.output)
+    assert len(points) == 3
+    assert [point["cost"] for point in points] == sorted(point["cost"] for point in points)
+    assert "for a million" in run.invoke(main, ["solve", path, "--pareto", "2"]).output
+
+
+def contract(folder: Path, name: str, weights: str) -> None:
+    group = contracts.CacheGroup("full", tuple(range(64)), 8, 128, "bfloat16", 16, "block token head (kv dim)")
+    rank = contracts.Rank(0, 0, 0, ((0, 8),), (0, 64), "127.0.0.1:1", {"tcp": "127.0.0.1:1"})
+    identity = contracts.Model("Qwen3ForCausalLM", 64, 151936, "{}", "", weights)
+    value = contracts.Contract("vllm", "0.32", name, "prefill", name, identity, (group,), (rank,))
+    (folder / f"{name}.json").write_bytes(contracts.to_json(value))
+
+
+@pytest.mark.parametrize(("weights", "agreed"), [("same", True), ("other", False)])
+def test_contracts_decide_where_there_are_any(tmp_path: Path, weights: str, agreed: bool) -> None:
+    contract(tmp_path, "a", "same")
+    contract(tmp_path, "b", weights)
+    text = FLEET.replace("price = 3.0", 'price = 3.0\ncontract = "a.json"')
+    found = solved(tmp_path, text.replace("price = 1.2", 'price = 1.2\ncontract = "b.json"'))
+    why = {(refused.prefill, refused.decode): refused.why for refused in found.refused}
+    if agreed:
+        assert ("hopper", "h20") not in why
+    else:
+        assert "model.weights" in why["hopper", "h20"]
+    assert any(route.prefill != route.decode for route in found.routes) == agreed
+
+
+def test_the_published_schema() -> None:
+    """Written by: deeplink solve --schema > docs/placement.schema.json"""
+    published = Path(__file__).parents[2] / "docs" / "placement.schema.json"
+    assert published.read_text() == json.dumps(doc.schema(), indent=2) + "\n"
+
+
+@pytest.mark.parametrize("objective", ["throughput", "capacity", "energy", "latency"])
+def test_other_objectives(tmp_path: Path, objective: str) -> None:
+    text = FLEET.replace('objective = "cost"', f'objective = "{objective}"') + "[solve]\nverify = true\n"
+    found = solved(tmp_path, text)
+    assert found.status in ("optimal", "feasible", "model_too_uncertain")
+    assert found.simulated is not None
+    assert found.simulated.attained >= 0.99
+    if objective in ("throughput", "capacity"):
+        assert found.value > 1
+        assert 0.5 * found.value <= found.simulated.multiple <= 2 * found.value
+        assert found.engines
