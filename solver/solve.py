@@ -17,6 +17,7 @@ Status = Literal["optimal", "feasible", "infeasible"]
 PROOF = 1e-4
 """Relative gap up to which an answer counts as optimal."""
 _TIE = 1e-6
+_SLACKS = (1e-6, 1e-5, 1e-4)
 _TIE_NODES = 30
 """Of the search for a nicer placement among equally good ones. Counted, not timed: the same on every machine."""
 MOST = 1e4
@@ -151,12 +152,15 @@ def _balanced(
     found = []
     factor = {"throughput": (value, 1.0), "capacity": (value, value)}.get(objective, (1.0, 1.0))
     for index, scenario in enumerate(problem.scenarios):
-        times = factor[min(index, 1)] * (1 - _TIE)
-        one = replace(problem, scenarios=(replace(scenario, rate=scenario.rate * times),))
-        model = program.build(one, counts=counts)
-        assert model.peak is not None
-        answer = highs.solve(model.program, {model.peak: 1.0})
-        if not answer.values:
+        for slack in _SLACKS:  # what was an engine to within a tolerance is now a whole one
+            times = factor[min(index, 1)] * (1 - slack)
+            one = replace(problem, scenarios=(replace(scenario, rate=scenario.rate * times),))
+            model = program.build(one, counts=counts)
+            assert model.peak is not None
+            answer = highs.solve(model.program, {model.peak: 1.0})
+            if answer.values:
+                break
+        else:
             raise SolverError(
                 f"the engines that were found do not cope with {scenario.name!r} after all",
                 remedy="report it with the fleet file; it is a fault of the arithmetic's tolerances",
