@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deeplink.solver import highs, program
-from deeplink.solver.candidates import Formulation, Setup
+from deeplink.solver.candidates import Formulation
+from deeplink.solver.configure import Setup
 from deeplink.solver.highs import Effort
 from deeplink.solver.problem import Problem
 from deeplink.solver.queueing import variation, waits_longer

@@ -16,29 +16,15 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from deeplink.solver.engine import EPSILON, Engine, Group
 from deeplink.solver.fleet import Request
-from deeplink.solver.problem import Role
+
+__all__ = ["Group", "Policy", "Result", "Way", "simulate"]
 
 Policy = Literal["least", "shared"]
-_EPSILON = 1e-12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """`count` engines alike. `prefill(tokens)` is seconds for a prompt; a step of `n` sequences with `c` cached tokens
-    in all takes ``step[0] + step[1] * n + step[2] * c`` seconds. `room` is tokens of cache."""
-
-    name: str
-    role: Role
-    count: int
-    prefill: Callable[[int], float] = lambda tokens: 0.0
-    step: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    batch: int = 1
-    room: float = math.inf
-    part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,54 +63,6 @@ class Result:
         return values[min(len(values) - 1, math.ceil(share * len(values)) - 1)] if values else 0.0
 
 
-@dataclass(slots=True)
-class _Engine:
-    group: int
-    of: Group
-    prompts: deque[int] = field(default_factory=deque)
-    current: int = -1
-    work: float = 0.0
-    waiting: deque[int] = field(default_factory=deque)
-    ends: list[tuple[float, int]] = field(default_factory=list)
-    steps: float = 0.0
-    cached: float = 0.0
-    seconds: float = 1.0
-    at: float = 0.0
-    version: int = 0
-    open: int = 0
-    busy: float = 0.0
-
-    def advance(self, now: float) -> None:
-        passed = now - self.at
-        if passed > 0:
-            prefilling, decoding = self.current >= 0, bool(self.ends)
-            if prefilling or decoding:
-                self.busy += passed
-            if prefilling:
-                self.work -= passed * (self.of.part if decoding else 1.0)
-            if decoding:
-                speed = (1.0 - self.of.part) if prefilling and self.of.part < 1 else 1.0
-                done = passed * speed / self.seconds
-                self.steps += done
-                self.cached += done * len(self.ends)
-        self.at = now
-
-    def next(self) -> float:
-        """When something ends, if nothing else happens before."""
-        decoding = bool(self.ends)
-        soon = math.inf
-        if self.current >= 0:
-            soon = self.at + max(self.work, 0.0) / (self.of.part if decoding else 1.0)
-        if decoding:
-            speed = (1.0 - self.of.part) if self.current >= 0 and self.of.part < 1 else 1.0
-            soon = min(soon, self.at + max(self.ends[0][0] - self.steps, 0.0) * self.seconds / speed)
-        return soon
-
-    def pace(self) -> None:
-        fixed, each, cached = self.of.step
-        self.seconds = fixed + each * len(self.ends) + cached * self.cached or _EPSILON
-
-
 def simulate(
     requests: Sequence[Request],
     groups: Sequence[Group],
@@ -160,15 +98,15 @@ class _Run:
         self.bucket = bucket
         self.shared = policy == "shared"
         self.draw = random.Random(seed)
-        self.engines = [[_Engine(index, group) for _ in range(group.count)] for index, group in enumerate(groups)]
+        self.engines = [[Engine(index, group) for _ in range(group.count)] for index, group in enumerate(groups)]
         self.queues: list[deque[int]] = [deque() for _ in groups]
-        self.free: list[list[_Engine]] = [list(reversed(engines)) for engines in self.engines]
+        self.free: list[list[Engine]] = [list(reversed(engines)) for engines in self.engines]
         self.free_at = [0.0] * links
         self.cumulated = [self._cumulated(mine) for mine in ways]
         self.way: list[Way | None] = [None] * len(requests)
         self.first = [0.0] * len(requests)
         self.further = [0.0] * len(requests)
-        self.heap: list[tuple[float, int, int, int, _Engine | None]] = []
+        self.heap: list[tuple[float, int, int, int, Engine | None]] = []
         self.order = 0
         self.events = 0
         self.now = 0.0
@@ -203,11 +141,11 @@ class _Run:
         ]
         return Result(self.first, self.further, busy, ended, self.events)
 
-    def _push(self, at: float, what: int, version: int, engine: _Engine | None) -> None:
+    def _push(self, at: float, what: int, version: int, engine: Engine | None) -> None:
         self.order += 1
         heapq.heappush(self.heap, (at, self.order, what, version, engine))
 
-    def _plan(self, engine: _Engine) -> None:
+    def _plan(self, engine: Engine) -> None:
         """What ends next there."""
         engine.version += 1
         soon = engine.next()
@@ -221,7 +159,7 @@ class _Run:
             way = ways[0]
         else:
             drawn = self.draw.random()
-            way = next(w for w, until in zip(ways, self.cumulated[bucket], strict=True) if drawn <= until + _EPSILON)
+            way = next(w for w, until in zip(ways, self.cumulated[bucket], strict=True) if drawn <= until + EPSILON)
         self.way[index] = way
         if self.shared:
             free = self.free[way.prefill]
@@ -239,7 +177,7 @@ class _Run:
             self._begin(engine, index)
             self._plan(engine)
 
-    def _begin(self, engine: _Engine, index: int) -> None:
+    def _begin(self, engine: Engine, index: int) -> None:
         request = self.requests[index]
         engine.current = index
         engine.work = engine.of.prefill(max(request.prompt - request.cached, 1))
@@ -253,7 +191,7 @@ class _Run:
         self._admit(engine, index)
         self._plan(engine)
 
-    def _admit(self, engine: _Engine, index: int | None) -> None:
+    def _admit(self, engine: Engine, index: int | None) -> None:
         """Those that wait, in order, as far as there are places and room."""
         if index is not None:
             engine.waiting.append(index)
@@ -262,7 +200,7 @@ class _Run:
             if engine.ends and engine.cached + request.prompt + request.output > engine.of.room:
                 break
             entered = engine.waiting.popleft()
-            heapq.heappush(engine.ends, (math.ceil(engine.steps - _EPSILON) + request.output, entered))
+            heapq.heappush(engine.ends, (math.ceil(engine.steps - EPSILON) + request.output, entered))
             engine.cached += request.prompt
             engine.pace()
             way = self.way[entered]
@@ -274,9 +212,9 @@ class _Run:
                     self.now - request.at + engine.seconds * (math.ceil(engine.steps) - engine.steps + 1)
                 )
 
-    def _ended(self, engine: _Engine) -> None:
+    def _ended(self, engine: Engine) -> None:
         engine.advance(self.now)
-        if engine.current >= 0 and engine.work <= _EPSILON * max(self.now, 1.0):
+        if engine.current >= 0 and engine.work <= EPSILON * max(self.now, 1.0):
             self._prefilled(engine)
         changed = False
         while engine.ends and engine.ends[0][0] <= engine.steps + 1e-9 * max(engine.steps, 1.0):
@@ -290,7 +228,7 @@ class _Run:
             engine.pace()
         self._plan(engine)
 
-    def _prefilled(self, engine: _Engine) -> None:
+    def _prefilled(self, engine: Engine) -> None:
         index, engine.current = engine.current, -1
         request, way = self.requests[index], self.way[index]
         assert way is not None
@@ -315,7 +253,7 @@ class _Run:
         elif self.shared:
             self.free[engine.group].append(engine)
 
-    def _finished(self, engine: _Engine, index: int) -> None:
+    def _finished(self, engine: Engine, index: int) -> None:
         request = self.requests[index]
         engine.open -= 1
         engine.cached -= request.prompt + request.output
@@ -323,5 +261,5 @@ class _Run:
             self.further[index] = (self.now - request.at - self.first[index]) / (request.output - 1)
 
 
-def _open(engine: _Engine) -> int:
+def _open(engine: Engine) -> int:
     return engine.open

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from deeplink.errors import SolverError
 from deeplink.solver import highs, program
 from deeplink.solver.highs import Answer, Effort
-from deeplink.solver.problem import Objective, Pool, Problem
+from deeplink.solver.problem import Objective, Problem
 from deeplink.solver.program import Model
+from deeplink.solver.relax import Relaxation, relaxations
 
 Status = Literal["optimal", "feasible", "infeasible"]
 
@@ -20,8 +21,6 @@ _TIE = 1e-6
 _SLACKS = (1e-6, 1e-5, 1e-4)
 _TIE_NODES = 30
 """Of the search for a nicer placement among equally good ones. Counted, not timed: the same on every machine."""
-MOST = 1e4
-"""Relaxations are looked for up to this multiple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +42,6 @@ class Binding:
     kind: str
     name: str
     price: float
-
-
-@dataclass(frozen=True, slots=True)
-class Relaxation:
-    """If only this were so, there would be a placement. `factor` is how much more (or longer, or less) of it."""
-
-    what: str
-    factor: float
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,74 +246,3 @@ def _times(problem: Problem) -> set[float]:
                     if route.source == candidate.pool and problem.in_time(candidate, b, route)
                 }
     return found
-
-
-def relaxations(problem: Problem, effort: Effort) -> tuple[Relaxation, ...]:
-    """What would have to be different, each thing alone and as little as possible, smallest first."""
-    found: list[Relaxation] = []
-    rate = _largest(problem, effort)
-    if 0 < rate < 1:
-        found.append(Relaxation("rate", 1 / rate, f"serve {rate:.1%} of the workload's rate"))
-    more = _smallest(
-        lambda factor: replace(problem, pools=tuple(_more(pool, factor) for pool in problem.pools)), effort
-    )
-    if more:
-        found.append(Relaxation("inventory", more, f"{more:.3g} times the chips in every pool"))
-    if problem.ttft < highs.INFINITY:
-        slower = _smallest(lambda factor: replace(problem, ttft=problem.ttft * factor), effort)
-        if slower:
-            found.append(
-                Relaxation("ttft", slower, f"a first token within {problem.ttft * slower:.3g} s by these engines")
-            )
-    if problem.links:
-        faster = _smallest(lambda factor: _linked(problem, factor), effort)
-        if faster:
-            found.append(Relaxation("links", faster, f"{faster:.3g} times the bandwidth of every link"))
-    if problem.budget < highs.INFINITY:
-        dearer = _smallest(lambda factor: replace(problem, budget=problem.budget * factor), effort)
-        if dearer:
-            found.append(Relaxation("budget", dearer, f"a budget of {problem.budget * dearer:.4g} an hour"))
-    for index, scenario in enumerate(problem.scenarios[1:], 1):
-        without = problem.scenarios[:index] + problem.scenarios[index + 1 :]
-        if _possible(replace(problem, scenarios=without), effort):
-            found.append(Relaxation("scenario", 1.0, f"no need to cope with {scenario.name!r}"))
-    return tuple(sorted(found, key=lambda one: (one.factor, one.what)))
-
-
-def _largest(problem: Problem, effort: Effort) -> float:
-    model = program.build(problem, scale="all")
-    assert model.theta is not None
-    answer = highs.solve(model.program, {model.theta: 1.0}, maximise=True, effort=effort)
-    return answer.value if answer.values else 0.0
-
-
-def _possible(problem: Problem, effort: Effort) -> bool:
-    return bool(highs.solve(program.build(problem).program, {}, effort=effort).values)
-
-
-def _smallest(change: Callable[[float], Problem], effort: Effort) -> float:
-    """The smallest factor, to two digits, with which there is a placement; 0 if there is none up to `MOST`."""
-    low, high = 1.0, 2.0
-    while not _possible(change(high), effort):
-        low, high = high, high * 4
-        if high > MOST:
-            return 0.0
-    while high / low > 1.01:
-        middle = (low * high) ** 0.5
-        if _possible(change(middle), effort):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _more(pool: Pool, factor: float) -> Pool:
-    count = int(pool.count * factor)
-    hosts = tuple((size, min(count, int(chips * factor) // size * size)) for size, chips in pool.aligned)
-    return replace(pool, count=count, aligned=hosts)
-
-
-def _linked(problem: Problem, factor: float) -> Problem:
-    links = tuple(replace(link, capacity=link.capacity * factor) for link in problem.links)
-    routes = tuple(replace(r, seconds=tuple(s / factor for s in r.seconds)) for r in problem.routes)
-    return replace(problem, links=links, routes=routes)

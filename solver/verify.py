@@ -14,7 +14,8 @@ import numpy as np
 
 from deeplink.errors import SolverError
 from deeplink.solver import predict
-from deeplink.solver.candidates import Formulation, Setup
+from deeplink.solver.candidates import Formulation
+from deeplink.solver.configure import Setup
 from deeplink.solver.fleet import Request
 from deeplink.solver.problem import Candidate
 from deeplink.solver.simulate import Group, Policy, Result, Way, simulate
