@@ -21,8 +21,8 @@ class Formulation:
     skipped: tuple[str, ...] = field(default=())
 
 
-def formulate(fleet: Fleet) -> Formulation:
-    """The fleet's problem, without candidates that others replace."""
+def formulate(fleet: Fleet, *, keep: frozenset[str] = frozenset()) -> Formulation:
+    """The fleet's problem, without candidates that others replace, unless their names are to be kept."""
     buckets = fleet.workload.buckets
     found: list[Candidate] = []
     setups: dict[str, Setup] = {}
@@ -61,7 +61,8 @@ def formulate(fleet: Fleet) -> Formulation:
         budget=fleet.budget,
         buckets=tuple(bucket.name for bucket in buckets),
     )
-    kept = useful(problem)
+    better = {candidate.name for candidate in useful(problem)} | keep
+    kept = tuple(candidate for candidate in found if candidate.name in better)
     return Formulation(
         fleet,
         replace(problem, candidates=kept),

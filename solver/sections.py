@@ -1,4 +1,4 @@
-"""The sections of fleet.toml, as people write them. What each key means is in its description, and in docs/solver.md."""
+"""The sections of fleet.toml, as people write them. What a key means is in its description, and in docs/solver.md."""
 
 from __future__ import annotations
 
