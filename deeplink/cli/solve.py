@@ -42,6 +42,9 @@ class _Wrong(click.ClickException):
     help="Where --emit writes to.",
 )
 @click.option(
+    "--plots", type=click.Path(file_okay=False, path_type=Path), help="Also write pictures (SVG) into this folder."
+)
+@click.option(
     "--pareto",
     type=click.IntRange(1, 100),
     help="Instead: the cheapest placements for so many rates up to the most that can be served.",
@@ -53,6 +56,7 @@ def command(
     out: Path | None,
     emit: str | None,
     folder: Path,
+    plots: Path | None,
     pareto: int | None,
     schema: bool,
 ) -> None:
@@ -69,16 +73,24 @@ def command(
         raise click.UsageError("name a fleet file")
     from deeplink.solver import emit as emitted
     from deeplink.solver import fleetfile
+    from deeplink.solver import plots as pictures
     from deeplink.solver.place import fronts, place
 
     try:
         if pareto:
-            _front(fronts(fleetfile.load(fleet), pareto), as_json)
+            points = fronts(fleetfile.load(fleet), pareto)
+            if plots is not None and points:
+                pictures.front(points, plots / "front.svg")
+            _front(points, as_json)
             return
         found = place(fleetfile.load(fleet))
+        if plots is not None:
+            pictures.draw(found, plots)
         files = emitted.local(found) if emit and found.engines else {}
     except DeeplinkError as exc:
         raise _Wrong(str(exc)) from exc
+    except OSError as exc:
+        raise _Wrong(f"cannot write {exc.filename}: {exc.strerror}") from exc
     written = {folder / name: text.encode() for name, text in files.items()}
     if out is not None:
         written[out] = doc.encode(found)
