@@ -80,6 +80,7 @@ class _Reader:
         chips, fractions = self._chips(file.chips)
         names = self._unique("pools", [pool.name for pool in file.pools])
         load, burst, requests = self._workload(file.workload)
+        verify = requests or (tuple(trace.made(load, _MADE)) if file.solve.verify else ())
         measurements = self._rates(file.rates)
         pools = tuple(self._pool(index, pool, chips, fractions, shape) for index, pool in enumerate(file.pools))
         known = {pool.chip.name: pool.chip for pool in pools}
@@ -105,8 +106,8 @@ class _Reader:
             effort=Effort(file.solve.gap, file.solve.seconds),
             measurements=tuple(kept),
             sensitivity=file.solve.sensitivity,
-            replay=requests if file.workload.trace is not None else (),
-            verify=requests if file.solve.verify else (),
+            replay=requests,
+            verify=verify if file.solve.verify else (),
         )
 
     def _unique(self, section: str, names: list[str]) -> list[str]:
@@ -271,7 +272,7 @@ class _Reader:
             for entry in section.lengths
         )
         load = Workload(section.rate, 1.0 if section.burstiness is None else section.burstiness, buckets)
-        return load, 0.0, tuple(trace.made(load, _MADE))
+        return load, 0.0, ()
 
     def _scenarios(self, sections: Iterable[ScenarioSection], names: list[str], burst: float) -> Iterable[Situation]:
         sections = list(sections)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from deeplink.solver import pareto, predict, verify
+from deeplink.solver import pareto, predict, relax, verify
 from deeplink.solver import placement as doc
 from deeplink.solver.candidates import Formulation, formulate
 from deeplink.solver.fleet import Fleet
@@ -18,6 +18,7 @@ from deeplink.solver.sensitivity import Sensitivity, sensitivities
 from deeplink.solver.solve import Solution, solve
 from deeplink.solver.verify import Verified
 
+_LONGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 UNITS = {
     "cost": "an hour",
     "throughput": "times the rate",
@@ -87,7 +88,9 @@ def document(formulation: Formulation, solution: Solution, simulated: Verified |
         skipped=formulation.skipped,
     )
     if solution.status == "infeasible":
-        return empty
+        slower = _slower(fleet)
+        more = (*empty.relaxations, slower) if slower else empty.relaxations
+        return msgspec.structs.replace(empty, relaxations=tuple(sorted(more, key=lambda one: (one.factor, one.what))))
     sensitive = sensitivities(formulation, solution) if fleet.sensitivity else ()
     return msgspec.structs.replace(
         empty,
@@ -102,6 +105,22 @@ def document(formulation: Formulation, solution: Solution, simulated: Verified |
         fallback=_fallback(formulation),
         split=_split(formulation, solution),
     )
+
+
+def _slower(fleet: Fleet) -> doc.Relaxation | None:
+    """How much longer each further token would have to be allowed to take. It decides about the candidates, so each
+    time is a problem of its own."""
+    tpot = fleet.service.tpot
+    effort = Effort(_ENOUGH, min(fleet.effort.seconds, 10.0))
+
+    def enough(factor: float) -> bool:
+        allowed = replace(fleet, service=replace(fleet.service, tpot=tpot * factor))
+        return relax.possible(formulate(allowed).problem, effort)
+
+    for factor in _LONGER:
+        if enough(factor):
+            return doc.Relaxation("tpot", factor, f"each further token within {tpot * factor:.3g} s")
+    return None
 
 
 def _round(value: float) -> float:

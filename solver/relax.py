@@ -11,6 +11,9 @@ from deeplink.solver.problem import Pool, Problem
 
 MOST = 1e4
 """Relaxations are looked for up to this multiple."""
+_GAP = 0.01
+_SECONDS = 10.0
+"""For each of the many programs of a relaxation: what would be enough need not be known to a part in ten thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Relaxation:
 
 def relaxations(problem: Problem, effort: Effort) -> tuple[Relaxation, ...]:
     """What would have to be different, each thing alone and as little as possible, smallest first."""
+    effort = Effort(max(effort.gap, _GAP), min(effort.seconds, _SECONDS))
     found: list[Relaxation] = []
     rate = _largest(problem, effort)
     if 0 < rate < 1:
@@ -49,7 +53,7 @@ def relaxations(problem: Problem, effort: Effort) -> tuple[Relaxation, ...]:
             found.append(Relaxation("budget", dearer, f"a budget of {problem.budget * dearer:.4g} an hour"))
     for index, scenario in enumerate(problem.scenarios[1:], 1):
         without = problem.scenarios[:index] + problem.scenarios[index + 1 :]
-        if _possible(replace(problem, scenarios=without), effort):
+        if possible(replace(problem, scenarios=without), effort):
             found.append(Relaxation("scenario", 1.0, f"no need to cope with {scenario.name!r}"))
     return tuple(sorted(found, key=lambda one: (one.factor, one.what)))
 
@@ -61,23 +65,21 @@ def _largest(problem: Problem, effort: Effort) -> float:
     return answer.value if answer.values else 0.0
 
 
-def _possible(problem: Problem, effort: Effort) -> bool:
+def possible(problem: Problem, effort: Effort) -> bool:
+    """Whether there is a placement; False also when none was found in time."""
     return bool(highs.solve(program.build(problem).program, {}, effort=effort).values)
 
 
 def _smallest(change: Callable[[float], Problem], effort: Effort) -> float:
     """The smallest factor, to two digits, with which there is a placement; 0 if there is none up to `MOST`."""
     low, high = 1.0, 2.0
-    while not _possible(change(high), effort):
+    while not possible(change(high), effort):
         low, high = high, high * 4
         if high > MOST:
             return 0.0
     while high / low > 1.01:
         middle = (low * high) ** 0.5
-        if _possible(change(middle), effort):
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if possible(change(middle), effort) else (middle, high)
     return high
 
 

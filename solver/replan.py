@@ -25,6 +25,9 @@ from deeplink.solver.placement import Placement, Range
 from deeplink.solver.problem import Problem
 from deeplink.solver.program import Model
 
+_SOME = 1e-9
+"""A share for buckets of which nothing is seen, so that they have a mean."""
+
 Step = Literal["nothing", "weights", "roles", "engines", "placement", "impossible"]
 
 
@@ -124,7 +127,7 @@ def _now(fleet: Fleet, seen: Observed) -> Fleet:
     total = sum(seen.rates.values())
     if total <= 0:
         raise SolverError("there is nothing to serve", field="rates", remedy="give each bucket's requests a second")
-    buckets = tuple(replace(b, share=seen.rates.get(b.name, 0.0) / total) for b in fleet.workload.buckets)
+    buckets = tuple(replace(b, share=max(seen.rates.get(b.name, 0.0) / total, _SOME)) for b in fleet.workload.buckets)
     lost = seen.lost or {}
     pools = tuple(replace(pool, count=pool.count - lost.get(pool.name, 0)) for pool in fleet.pools)
     return replace(

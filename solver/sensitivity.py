@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 
 from deeplink.solver import predict
 from deeplink.solver.candidates import Formulation, formulate
+from deeplink.solver.highs import Effort
 from deeplink.solver.solve import Solution, solve
 
+_GAP = 0.005
 _CERTAIN = 0.05
 """Errors up to this are not looked at."""
 
@@ -50,7 +52,8 @@ def sensitivities(formulation: Formulation, solution: Solution) -> tuple[Sensiti
         for pace in (1 + error, 1 / (1 + error)):
             pools = (*fleet.pools[:index], replace(pool, pace=pool.pace * pace), *fleet.pools[index + 1 :])
             other = formulate(replace(fleet, pools=pools))
-            best = solve(other.problem, fleet.objective, fleet.effort, nicest=False)
+            effort = Effort(max(fleet.effort.gap, _GAP), fleet.effort.seconds)
+            best = solve(other.problem, fleet.objective, effort, nicest=False)
             infeasible = best.status == "infeasible"
             values.append(None if infeasible else best.value)
             changes = changes or infeasible or _uses(other, best) != today

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -76,9 +77,9 @@ def solve(problem: Problem, objective: Objective, effort: Effort | None = None, 
     answer = _first(model, objective, effort)
     if answer.status == "infeasible":
         return Solution("infeasible", objective, relaxations=relaxations(problem, effort))
-    if not answer.values:
+    if not answer.values or not math.isfinite(answer.bound):
         raise SolverError(
-            f"no placement was found in {effort.seconds:g} s, nor that there is none",
+            f"nothing was proven in {effort.seconds:g} s: neither a placement nor that there is none",
             field="solve.seconds",
             remedy="give it more time, or fewer sizes of groups, buckets or scenarios",
         )
@@ -207,14 +208,12 @@ def _fastest(problem: Problem, effort: Effort) -> Solution:
     """The shortest time to first token within which everything can be served, among the times there are; then the
     cheapest placement that does it."""
     times = sorted(_times(problem))
-    solved: dict[int, tuple[Model, Answer]] = {}
 
     def possible(index: int) -> bool:
         model = program.build(replace(problem, ttft=times[index]))
         answer = highs.solve(model.program, {}, effort=effort)
         if answer.status == "unknown":
             raise SolverError(f"no placement was found in {effort.seconds:g} s, nor that there is none")
-        solved[index] = (model, answer)
         return answer.status != "infeasible"
 
     if not times or not possible(len(times) - 1):

@@ -217,3 +217,9 @@ def test_other_objectives(tmp_path: Path, objective: str) -> None:
         assert found.value > 1
         assert 0.5 * found.value <= found.simulated.multiple <= 2 * found.value
         assert found.engines
+
+
+def test_too_short_a_time_says_what_would_do(tmp_path: Path) -> None:
+    found = solved(tmp_path, FLEET.replace("tpot = 0.05", "tpot = 0.006"))
+    assert found.status == "infeasible"
+    assert "tpot" in {one.what for one in found.relaxations}
