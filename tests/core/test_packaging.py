@@ -172,7 +172,16 @@ def test_the_metadata_agrees(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for child in ROOT.iterdir():  # links, so that nothing is written into the repository
-        if child.name in {"deeplink", "kvconnector", "router", "plugins", "pyproject.toml", "README.md", "LICENSE"}:
+        if child.name in {
+            "deeplink",
+            "kvconnector",
+            "router",
+            "solver",
+            "plugins",
+            "pyproject.toml",
+            "README.md",
+            "LICENSE",
+        }:
             (source / child.name).symlink_to(child)
     out = tmp_path / "out"
     out.mkdir()
