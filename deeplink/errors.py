@@ -18,7 +18,9 @@
     ├── RouteError                the router could not serve a request
     │   ├── InvalidRequest        the client's body is not what the API takes
     │   │   └── RequestTooLarge
+    │   ├── Unauthorized          the request has no key that opens what it asks for
     │   ├── NoEngine              nothing that can take it is up
+    │   ├── Overloaded            all that could take it are full, and so is the queue
     │   ├── PrefillFailed
     │   └── DecodeFailed
     └── LocalError                an environment, model or process could not be made, run or reached from here
@@ -155,6 +157,16 @@ class RequestTooLarge(InvalidRequest):
 class NoEngine(RouteError):
     code = "no_engine"
     status = 503
+
+
+class Unauthorized(RouteError):
+    code = "unauthorized"
+    status = 401
+
+
+class Overloaded(RouteError):
+    code = "overloaded"
+    status = 429
 
 
 class PrefillFailed(RouteError):

@@ -14,6 +14,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from deeplink.kvconnector.transport.base import Transport
+    from deeplink.router.policy import Policy
 
 hookspec = pluggy.HookspecMarker("deeplink")
 hookimpl = pluggy.HookimplMarker("deeplink")
@@ -34,4 +35,13 @@ def deeplink_register_layouts(register: Callable[[str, str], None]) -> None:
     """Call ``register(name, text)`` once per KV-cache layout, in the notation of `deeplink.kvconnector.layout`.
 
     Since 0.1. An engine plugin looks its cache's layout up by this name, and proves it at start-up.
+    """
+
+
+@hookspec
+def deeplink_register_policies(register: Callable[[str, Policy], None]) -> None:
+    """Call ``register(name, policy)``; the router uses it where ``prefill_policy`` or ``decode_policy`` names it.
+
+    Since 0.1. A policy is a pure function of a snapshot (`deeplink.router.policy`), called once or twice a request on the
+    router's only thread, so it must be quick.
     """

@@ -17,6 +17,7 @@ from deeplink.registry import Registry
 
 if TYPE_CHECKING:
     from deeplink.kvconnector.transport.base import Transport
+    from deeplink.router.policy import Policy
 
 GROUP = "deeplink"
 ONLY = "DEEPLINK_PLUGINS"
@@ -34,6 +35,7 @@ class Plugins:
     failed: dict[str, Exception] = field(default_factory=dict)
     transports: Registry[Callable[..., Transport]] = field(default_factory=lambda: Registry("transport"))
     layouts: Registry[str] = field(default_factory=lambda: Registry("layout"))
+    policies: Registry[Policy] = field(default_factory=lambda: Registry("policy"))
 
 
 def load_plugins(found: Iterable[EntryPoint] | None = None) -> Plugins:
@@ -63,6 +65,7 @@ def load_plugins(found: Iterable[EntryPoint] | None = None) -> Plugins:
         raise PluginError(f"a deeplink plugin has a hook that does not exist: {exc}") from exc
     plugins.manager.hook.deeplink_register_transports(register=plugins.transports.register)
     plugins.manager.hook.deeplink_register_layouts(register=plugins.layouts.register)
+    plugins.manager.hook.deeplink_register_policies(register=plugins.policies.register)
     return plugins
 
 

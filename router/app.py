@@ -11,14 +11,18 @@ from aiohttp import web
 
 from deeplink.config import Config
 from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError
+from deeplink.plugins import load_plugins
+from deeplink.registry import Registry
 from deeplink.router import body as bodies
 from deeplink.router import openai
-from deeplink.router.choice import choose
+from deeplink.router.admission import Admission
+from deeplink.router.choice import Shut, choose
 from deeplink.router.control import Control
 from deeplink.router.exchange import Answer, Exchange
 from deeplink.router.fleet import PATIENCE_SECONDS, Fleet
 from deeplink.router.flow import Flow
 from deeplink.router.headers import Headers, to_client, to_engine
+from deeplink.router.policy import Policy
 from deeplink.router.upstream import Lost, Upstream
 
 UPLOAD_SECONDS = 60.0
@@ -30,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _config = web.AppKey("config", Config)
 _fleet = web.AppKey("fleet", Fleet)
+_admission = web.AppKey("admission", Admission)
 _flow = web.AppKey("flow", Flow)
 _upstream = web.AppKey("upstream", Upstream)
 
@@ -44,7 +49,10 @@ def make_app(config: Config, secret: bytes, *, patience: float = PATIENCE_SECOND
     # The body is read, and its size checked, in `_read`.
     app = web.Application(middlewares=[_errors])
     app[_config] = config
-    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, patience))
+    policies = load_plugins().policies
+    for name in (config.router.prefill_policy, config.router.decode_policy):
+        policies.get(name)
+    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, policies, patience))
     app.router.add_post("/v1/completions", _completions)
     app.router.add_post("/v1/chat/completions", _completions)
     app.router.add_get("/v1/models", _models)
@@ -63,12 +71,15 @@ def run(config: Config, secret: bytes) -> None:
     )
 
 
-async def _parts(app: web.Application, config: Config, secret: bytes, patience: float) -> AsyncIterator[None]:
+async def _parts(
+    app: web.Application, config: Config, secret: bytes, policies: Registry[Policy], patience: float
+) -> AsyncIterator[None]:
     upstream, control = Upstream(), Control(secret)
     try:
         async with Fleet(config, control, patience) as fleet:
             app[_upstream], app[_fleet] = upstream, fleet
-            app[_flow] = Flow(fleet, upstream, secret, config.router.deadline)
+            admission = app[_admission] = Admission(fleet, config.router, policies)
+            app[_flow] = Flow(fleet, admission, upstream, secret, config.router)
             yield
     finally:
         await control.close()
@@ -127,7 +138,9 @@ async def _fetch(upstream: Upstream, url: str, headers: Headers) -> Answer:
 async def _health(request: web.Request) -> web.StreamResponse:
     table = request.app[_fleet].table
     try:
-        choose(table, handoff=True, load={}, turn=0)
+        choose(
+            table, handoff=True, pick=lambda _, engines: engines[0], shut=_lasting(request.app[_admission])
+        )
     except DeeplinkError as exc:
         status, why = 503, str(exc)
     else:
@@ -137,6 +150,11 @@ async def _health(request: web.Request) -> web.StreamResponse:
         for engine in table.engines
     }
     return web.json_response({"ok": not why, "reason": why, "engines": engines}, status=status)
+
+
+def _lasting(admission: Admission) -> dict[str, Shut]:
+    """Engines that take no requests; being full passes."""
+    return {name: shut for name, shut in admission.shut().items() if not shut.full}
 
 
 async def _read(request: web.Request, limit: int) -> bytes:
@@ -188,6 +206,8 @@ def _response(answer: Answer, exchange: Exchange) -> web.StreamResponse:
 
 def _failed(failure: DeeplinkError, exchange: Exchange | None) -> web.Response:
     headers = _JSON + (exchange.marks() if exchange else [])
+    if failure.status == 429:
+        headers = [*headers, ("Retry-After", "1")]
     return web.Response(status=failure.status, headers=headers, body=openai.body(failure))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from deeplink.errors import DeeplinkError
 from deeplink.router.body import Body
+from deeplink.router.choice import Engine
 from deeplink.router.headers import PREFIX, Headers
 
 Phase = Literal["arrived", "prefilling", "decoding", "done"]
@@ -19,7 +20,8 @@ class Exchange:
 
     `phase` is done only when the whole answer has come from the engine: until then something may be left to
     cancel. `error` is set where the answer had begun and could not be completed. `target` is the path with
-    the client's query, as the engines get it.
+    the client's query, as the engines get it. `asked` are the engines that have been sent their part of the handoff,
+    `tries` how many more times something may be tried again.
     """
 
     path: str
@@ -31,10 +33,25 @@ class Exchange:
     prefill: str = ""
     decode: str = ""
     error: DeeplinkError | None = None
+    asked: list[Engine] = field(default_factory=list)
+    tries: int = 0
+    method: str = "POST"
 
     @property
     def chat(self) -> bool:
         return self.path.endswith("/chat/completions")
+
+    @property
+    def generates(self) -> bool:
+        """Whether the answer is made token after token from a prompt, so that it can be handed over."""
+        return self.chat or self.path.endswith("/completions")
+
+    def session(self, header: str) -> str:
+        """What the client names its session by; "" if by nothing."""
+        wanted = header.lower()
+        named = next((value for name, value in self.headers if name.lower() == wanted), "")
+        user = self.body.fields.get("user")
+        return named or (user if isinstance(user, str) else "")
 
     def marks(self) -> Headers:
         """The x-deeplink-* headers of the answer."""

@@ -102,6 +102,7 @@ class FakeEngine:
     url: str = ""
     control: str = ""
     polls: int = 0
+    held: int = 0
     _runners: list[web.AppRunner] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -111,6 +112,7 @@ class FakeEngine:
         api.router.add_get("/v1/models", self._models)
         control = web.Application()
         control.router.add_get("/v1/contract", self._contract)
+        control.router.add_get("/v1/status", self._status)
         control.router.add_get("/v1/handoffs/{id}", self._handoff)
         control.router.add_delete("/v1/handoffs/{id}", self._delete)
         self.url = await self._serve(api, self.url)
@@ -174,6 +176,10 @@ class FakeEngine:
         self._check(request)
         self.polls += 1
         return web.Response(body=contracts.encode(self.contract), content_type="application/msgpack")
+
+    async def _status(self, request: web.Request) -> web.Response:
+        self._check(request)
+        return web.json_response({"engine": "fake", "blocks": {"total": 100, "held": self.held}, "claims": 0})
 
     async def _handoff(self, request: web.Request) -> web.Response:
         self._check(request)
