@@ -71,6 +71,8 @@ class Call:
     headers: CIMultiDict[str]
     query: str = ""
     cancelled: bool = False
+    over: bool = False
+    well: bool = False
 
     @property
     def body(self) -> Any:
@@ -148,11 +150,14 @@ class FakeEngine:
         try:
             if self.check_epoch and (refused := self._refusal(call)):
                 self.reason = refused.reason()
+                call.over = True
                 return web.json_response({"error": {"message": "engine error", "code": 500}}, status=500)
             if self.delay:
                 await asyncio.sleep(self.delay)
             if self.answer is not None:
-                return await self.answer(request)
+                answer = await self.answer(request)
+                call.over, call.well = True, answer.status == 200 and not broken(request)
+                return answer
             if call.body.get("stream"):
                 return await stream(request, CHUNKS)
             return web.json_response(completion(), headers={"X-Request-Id": "r-1"})
@@ -219,6 +224,10 @@ async def stream(
         return response
     await response.write_eof()
     return response
+
+
+def broken(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
 
 
 def break_connection(request: web.Request) -> None:

@@ -37,6 +37,7 @@ async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
 class Rig:
     url: str
     client: aiohttp.ClientSession
+    app: web.Application
 
     def post(self, body: Any = None, path: str = "/v1/completions", **more: Any) -> Any:
         return self.client.post(self.url + path, json=body, **more)
@@ -78,8 +79,9 @@ async def router(*engines: FakeEngine, patience: float = 30.0, **section: Any) -
         },
         "test",
     )
+    app = make_app(config, SECRET, patience=patience)
     runner = web.AppRunner(
-        make_app(config, SECRET, patience=patience),
+        app,
         handler_cancellation=True,
         access_log=None,
         shutdown_timeout=1.0,
@@ -91,7 +93,7 @@ async def router(*engines: FakeEngine, patience: float = 30.0, **section: Any) -
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=10)
         ) as client:
-            yield Rig(f"http://127.0.0.1:{runner.addresses[0][1]}", client)
+            yield Rig(f"http://127.0.0.1:{runner.addresses[0][1]}", client, app)
     finally:
         await runner.cleanup()
 
