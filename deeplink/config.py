@@ -19,6 +19,7 @@ else:
 
 VARIABLE = "DEEPLINK_CONFIG"
 CONTROL_OFFSET = 1000
+PATHS = ("/v1/*", "/v2/*", "/tokenize", "/detokenize", "/embeddings", "/rerank", "/score", "/classify", "/pooling")
 MAX_CHUNK = 256 << 20
 """Bytes. A chunk is announced with 8 bytes of digest per 16 tokens of one head's K or V, all in one frame of the
 channel, which is at most 4 MiB. With 32 elements of 2 bytes per token, as small as heads are, the largest chunk has
@@ -89,6 +90,9 @@ class RouterSection(_Strict):
     session_header: Annotated[str, Field(description="the header that names a client's session")] = "x-session-id"
     keys_file: Annotated[Path | None, Field(description="keys for inference, one a line; without: none needed")] = None
     admin_keys_file: Annotated[Path | None, Field(description="keys for the admin API; without: there is none")] = None
+    paths: Annotated[
+        tuple[str, ...], Field(description="other paths that pass to engines; * stands for any characters")
+    ] = PATHS
     tls: RouterTlsSection | None = None
     max_connections: Annotated[int, Field(ge=1, description="most connections of clients at a time")] = 4096
     header_seconds: Annotated[float, Field(gt=0, description="for a new connection's first request head")] = 10.0

@@ -42,6 +42,6 @@ def deeplink_register_layouts(register: Callable[[str, str], None]) -> None:
 def deeplink_register_policies(register: Callable[[str, Policy], None]) -> None:
     """Call ``register(name, policy)``; the router uses it where ``prefill_policy`` or ``decode_policy`` names it.
 
-    Since 0.1. A policy is a pure function of a snapshot (`deeplink.router.policy`), called once or twice a request on the
-    router's only thread, so it must be quick.
+    Since 0.1. A policy is a pure function of a snapshot (`deeplink.router.policy`), called once or twice a request on
+    the router's only thread, so it must be quick.
     """

@@ -10,18 +10,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from aiohttp import web
 
 from deeplink.config import Config
-from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError
+from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError, Unauthorized
 from deeplink.plugins import load_plugins
 from deeplink.registry import Registry
+from deeplink.router import admin, openai
 from deeplink.router import body as bodies
-from deeplink.router import openai
 from deeplink.router.admission import Admission
 from deeplink.router.choice import Shut, choose
 from deeplink.router.control import Control
-from deeplink.router.exchange import Answer, Exchange
+from deeplink.router.exchange import GENERATING, Answer, Exchange
 from deeplink.router.fleet import PATIENCE_SECONDS, Fleet
 from deeplink.router.flow import Flow
 from deeplink.router.headers import Headers, to_client, to_engine
+from deeplink.router.keys import Keys
+from deeplink.router.keys import load as load_keys
+from deeplink.router.metrics import Metrics
+from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, METRICS, UPSTREAM
+from deeplink.router.paths import passes
 from deeplink.router.policy import Policy
 from deeplink.router.upstream import Lost, Upstream
 
@@ -32,13 +37,8 @@ _JSON = [("Content-Type", "application/json")]
 
 log = logging.getLogger(__name__)
 
-_config = web.AppKey("config", Config)
-_fleet = web.AppKey("fleet", Fleet)
-_admission = web.AppKey("admission", Admission)
-_flow = web.AppKey("flow", Flow)
-_upstream = web.AppKey("upstream", Upstream)
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
 def make_app(config: Config, secret: bytes, *, patience: float = PATIENCE_SECONDS) -> web.Application:
@@ -46,17 +46,23 @@ def make_app(config: Config, secret: bytes, *, patience: float = PATIENCE_SECOND
 
     An engine that is down and silent for `patience` seconds is given up, with the calls that wait for it.
     """
-    # The body is read, and its size checked, in `_read`.
-    app = web.Application(middlewares=[_errors])
-    app[_config] = config
+    keys = load_keys(config.router.keys_file, "router.keys_file")
+    admin_keys = load_keys(config.router.admin_keys_file, "router.admin_keys_file")
+    # The body of an inference request is read, and its size checked, in `_read`.
+    app = web.Application(middlewares=[_errors, _keys(keys, admin_keys)], client_max_size=admin.MAX_BODY)
+    app[CONFIG] = config
     policies = load_plugins().policies
     for name in (config.router.prefill_policy, config.router.decode_policy):
         policies.get(name)
     app.cleanup_ctx.append(lambda app: _parts(app, config, secret, policies, patience))
-    app.router.add_post("/v1/completions", _completions)
-    app.router.add_post("/v1/chat/completions", _completions)
+    for path in GENERATING:
+        app.router.add_post(path, _serve)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/health", _health)
+    app.router.add_get("/metrics", admin.metrics)
+    if admin_keys is not None:
+        admin.add_routes(app.router)
+    app.router.add_route("*", "/{path:.*}", _pass)
     return app
 
 
@@ -77,24 +83,43 @@ async def _parts(
     upstream, control = Upstream(), Control(secret)
     try:
         async with Fleet(config, control, patience) as fleet:
-            app[_upstream], app[_fleet] = upstream, fleet
-            admission = app[_admission] = Admission(fleet, config.router, policies)
-            app[_flow] = Flow(fleet, admission, upstream, secret, config.router)
+            app[UPSTREAM], app[FLEET] = upstream, fleet
+            admission = app[ADMISSION] = Admission(fleet, config.router, policies)
+            app[METRICS] = Metrics(fleet, admission)
+            app[FLOW] = Flow(fleet, admission, upstream, secret, config.router)
             yield
     finally:
         await control.close()
         await upstream.close()
 
 
-async def _completions(request: web.Request) -> web.StreamResponse:
+async def _serve(request: web.Request) -> web.StreamResponse:
+    raw = await _read(request, request.app[CONFIG].router.max_body)
+    return await _answer(request, bodies.parse(raw))
+
+
+async def _pass(request: web.Request) -> web.StreamResponse:
+    """Any other path that some engine may serve."""
+    path, section = request.path, request.app[CONFIG].router
+    if path in GENERATING:
+        raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+    if not passes(path, section.paths):
+        raise web.HTTPNotFound
+    raw = await _read(request, section.max_body)
+    return await _answer(request, bodies.other(raw, request.content_type))
+
+
+async def _answer(request: web.Request, body: bodies.Body) -> web.StreamResponse:
     began = time.monotonic()
-    raw = await _read(request, request.app[_config].router.max_body)
-    exchange = Exchange(request.path, request.path_qs, to_engine(request.headers.items()), bodies.parse(raw))
+    headers = to_engine(request.headers.items(), key=request.app[CONFIG].router.keys_file is None)
+    exchange = Exchange(request.path, request.path_qs, headers, body, method=request.method)
+    metrics = request.app[METRICS]
     response: web.StreamResponse | None = None
     failure: DeeplinkError | None = None
     try:
-        async with request.app[_flow].serve(exchange) as answer:
+        async with request.app[FLOW].serve(exchange) as answer:
             response = _response(answer, exchange)
+            metrics.first_byte(exchange, time.monotonic() - began)
             if not isinstance(answer.body, bytes):
                 await response.prepare(request)
                 async for chunk in answer.body:
@@ -104,14 +129,14 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         failure = exc
         response = _failed(exc, exchange)
     except (asyncio.CancelledError, ConnectionResetError):
-        log.info("%s", _line(exchange, "gone", None, began))
+        _note(metrics, exchange, "gone", None, began)
         raise
-    log.info("%s", _line(exchange, str(response.status), failure or exchange.error, began))
+    _note(metrics, exchange, str(response.status), failure or exchange.error, began)
     return response
 
 
 async def _models(request: web.Request) -> web.StreamResponse:
-    fleet = request.app[_fleet]
+    fleet = request.app[FLEET]
     if all(engine.down for engine in fleet.table.engines):
         await fleet.look()
     up = sorted((e for e in fleet.table.engines if not e.down), key=lambda engine: not engine.consumes)
@@ -119,7 +144,7 @@ async def _models(request: web.Request) -> web.StreamResponse:
         raise NoEngine("no engine is up")
     url, headers = up[0].url + request.path_qs, to_engine(request.headers.items())
     try:
-        answer = await asyncio.wait_for(_fetch(request.app[_upstream], url, headers), MODELS_SECONDS)
+        answer = await asyncio.wait_for(_fetch(request.app[UPSTREAM], url, headers), MODELS_SECONDS)
     except asyncio.TimeoutError as exc:
         raise RouteError(f"engine {up[0].name} did not answer within {MODELS_SECONDS:g} s") from exc
     except Lost as exc:
@@ -136,11 +161,9 @@ async def _fetch(upstream: Upstream, url: str, headers: Headers) -> Answer:
 
 
 async def _health(request: web.Request) -> web.StreamResponse:
-    table = request.app[_fleet].table
+    table = request.app[FLEET].table
     try:
-        choose(
-            table, handoff=True, pick=lambda _, engines: engines[0], shut=_lasting(request.app[_admission])
-        )
+        choose(table, handoff=True, pick=lambda _, engines: engines[0], shut=_lasting(request.app[ADMISSION]))
     except DeeplinkError as exc:
         status, why = 503, str(exc)
     else:
@@ -197,6 +220,23 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.Response(status=exc.status, headers=_JSON + allow, body=openai.error(exc.status, code, message))
 
 
+def _keys(inference: Keys | None, operators: Keys | None) -> Middleware:
+    """Who may ask for what: /health is anyone's, the admin API and the metrics are the operators', the rest the
+    clients'."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        path = request.path
+        needed = None if path == "/health" else inference
+        if path == "/metrics" or path.startswith(admin.ROOT + "/"):
+            needed = operators
+        if needed is not None and not needed.open_with(request.headers.get("Authorization", "")):
+            raise Unauthorized("the request has no key that opens this", remedy="send Authorization: Bearer KEY")
+        return await handler(request)
+
+    return check
+
+
 def _response(answer: Answer, exchange: Exchange) -> web.StreamResponse:
     headers = answer.headers + exchange.marks()
     if isinstance(answer.body, bytes):
@@ -206,22 +246,28 @@ def _response(answer: Answer, exchange: Exchange) -> web.StreamResponse:
 
 def _failed(failure: DeeplinkError, exchange: Exchange | None) -> web.Response:
     headers = _JSON + (exchange.marks() if exchange else [])
+    if failure.status == 401:
+        headers = [*headers, ("WWW-Authenticate", "Bearer")]
     if failure.status == 429:
         headers = [*headers, ("Retry-After", "1")]
     return web.Response(status=failure.status, headers=headers, body=openai.body(failure))
 
 
-def _line(exchange: Exchange, status: str, failure: DeeplinkError | None, began: float) -> str:
-    """The log's one line for this request. Nothing of what was asked or answered is in it: messages may
-    quote."""
+def _note(metrics: Metrics, exchange: Exchange, status: str, failure: DeeplinkError | None, began: float) -> None:
+    """One line in the log and one request in the metrics. Nothing of what was asked or answered is in either:
+    messages may quote."""
+    seconds = time.monotonic() - began
+    code = failure.code if failure else ""
+    metrics.ended(exchange, status, code, seconds)
     words = {
         "status": status,
         "phase": exchange.phase,
         "handoff": exchange.handoff,
         "prefill": exchange.prefill,
         "decode": exchange.decode,
-        "code": failure.code if failure else "",
+        "retries": str(exchange.tried or ""),
+        "code": code,
         "field": failure.field if failure else "",
-        "ms": f"{1000 * (time.monotonic() - began):.0f}",
+        "ms": f"{1000 * seconds:.0f}",
     }
-    return f"{exchange.path} " + " ".join(f"{name}={value}" for name, value in words.items() if value)
+    log.info("%s", f"{exchange.path} " + " ".join(f"{name}={value}" for name, value in words.items() if value))

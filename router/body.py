@@ -53,12 +53,19 @@ def parse(raw: bytes) -> Body:
     return Body(_dump(fields) if found else raw, fields)
 
 
+def other(raw: bytes, media: str) -> Body:
+    """As `parse`, for a request whose body may be missing, or a form, which is not looked into."""
+    return Body(raw, {}) if not raw or media.startswith("multipart/") else parse(raw)
+
+
 def tokens(body: Body) -> int:
     """An estimate of how many tokens the prompt has: four bytes of text each, or exact where the client sent ids."""
     prompt = body.fields.get("prompt")
     if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
         return len(prompt)
-    return max(1, sum(len(part) if part.isascii() else len(part.encode(errors="replace")) for part in _texts(body)) // 4)
+    return max(
+        1, sum(len(part) if part.isascii() else len(part.encode(errors="replace")) for part in _texts(body)) // 4
+    )
 
 
 def output(body: Body) -> int:

@@ -1,7 +1,7 @@
 """Keeping requests away from an engine that fails them, without asking more of it than one request at a time. Pure.
 
-    closed --(failures in a row)--> open --(time)--> half open --(one request succeeds)--> closed
-                                     ^------(it fails, twice the time)-----'
+closed --(failures in a row)--> open --(time)--> half open --(one request succeeds)--> closed
+                                 ^------(it fails, twice the time)-----'
 """
 
 from __future__ import annotations

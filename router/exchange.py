@@ -11,6 +11,8 @@ from deeplink.router.body import Body
 from deeplink.router.choice import Engine
 from deeplink.router.headers import PREFIX, Headers
 
+GENERATING = ("/v1/completions", "/v1/chat/completions")
+
 Phase = Literal["arrived", "prefilling", "decoding", "done"]
 
 
@@ -21,7 +23,7 @@ class Exchange:
     `phase` is done only when the whole answer has come from the engine: until then something may be left to
     cancel. `error` is set where the answer had begun and could not be completed. `target` is the path with
     the client's query, as the engines get it. `asked` are the engines that have been sent their part of the handoff,
-    `tries` how many more times something may be tried again.
+    `tries` how many more times something may be tried again, `tried` how many times it was.
     """
 
     path: str
@@ -35,6 +37,7 @@ class Exchange:
     error: DeeplinkError | None = None
     asked: list[Engine] = field(default_factory=list)
     tries: int = 0
+    tried: int = 0
     method: str = "POST"
 
     @property
@@ -42,9 +45,18 @@ class Exchange:
         return self.path.endswith("/chat/completions")
 
     @property
+    def kind(self) -> str:
+        """Which path the request took; none as long as no engine was chosen."""
+        return ("handoff" if self.handoff else "plain") if self.decode else "none"
+
+    @property
+    def finished(self) -> bool:
+        return self.phase == "done"
+
+    @property
     def generates(self) -> bool:
         """Whether the answer is made token after token from a prompt, so that it can be handed over."""
-        return self.chat or self.path.endswith("/completions")
+        return self.path in GENERATING
 
     def session(self, header: str) -> str:
         """What the client names its session by; "" if by nothing."""
@@ -56,7 +68,7 @@ class Exchange:
     def marks(self) -> Headers:
         """The x-deeplink-* headers of the answer."""
         marks = {
-            "path": ("handoff" if self.handoff else "plain") if self.decode else "",
+            "path": self.kind if self.decode else "",
             "handoff": self.handoff,
             "prefill": self.prefill,
             "decode": self.decode,

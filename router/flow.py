@@ -5,8 +5,8 @@
 Decode is asked when prefill is done, or (`router.dispatch`) both at once; then the decode engine waits for the first
 chunk, and prefilling lasts until it answers.
 
-Nothing is sent to the client before the decoding engine's first bytes are here and are not an error, so until then every
-failure is an HTTP status with a typed error, or is made good by other engines: what prefill has staged is offered to
+Nothing is sent to the client before the decoding engine's first bytes are here and are not an error, so until then
+every failure is an HTTP status with a typed error, or is made good by other engines: what prefill has staged is offered to
 another decode engine that can fetch it, else all of it is tried again elsewhere. All tries together have one deadline.
 A handoff that does not reach done is cancelled on every engine that was asked, in the background, whatever ended it: a
 failure, a deadline, or the client leaving (which cancels the task).
@@ -58,7 +58,8 @@ class Flow:
 
     async def _serve(self, exchange: Exchange, stack: AsyncExitStack) -> Answer:
         need = self._need(exchange)
-        exchange.tries = self._section.retries
+        # What some engine does not serve another may; that costs nothing to find out.
+        exchange.tries = self._section.retries if exchange.generates else len(self._fleet.table.engines)
         choice = await self._admission.choose(need)
         until = time.monotonic() + self._section.deadline
         avoid: set[str] = set()
@@ -99,6 +100,7 @@ class Flow:
         if not anew and blamed <= retry.names(other):
             return None
         exchange.tries -= 1
+        exchange.tried += 1
         return other
 
     def _need(self, exchange: Exchange) -> Need:
@@ -184,6 +186,7 @@ class Flow:
         if state is None or state.state not in STAGED:
             return None
         exchange.tries -= 1
+        exchange.tried += 1
         return self._admission.reader(pair, need, frozenset(tried))
 
     def _release(self, exchange: Exchange) -> None:
@@ -205,9 +208,7 @@ class Flow:
         milliseconds = min(max(1, math.ceil((until - time.monotonic()) * 1000)), 86_400_000)
         return tickets.mint(tickets.issue(handoff, producer, consumer, pair.agreement, milliseconds), self._secret)
 
-    async def _prefilled(
-        self, exchange: Exchange, pair: Pair, ticket: str, hold: Hold, until: float
-    ) -> Answer | None:
+    async def _prefilled(self, exchange: Exchange, pair: Pair, ticket: str, hold: Hold, until: float) -> Answer | None:
         exchange.asked.append(pair.prefill)
         body = bodies.prefill(exchange.body, ticket, chat=exchange.chat)
         try:

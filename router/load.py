@@ -66,9 +66,7 @@ class Load:
         self.requests: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
 
-    def take(
-        self, name: str, *, prefill: int = 0, decode: int = 0, ended: Callable[[], None] = lambda: None
-    ) -> Hold:
+    def take(self, name: str, *, prefill: int = 0, decode: int = 0, ended: Callable[[], None] = lambda: None) -> Hold:
         """`ended` is called once, when the hold has ended."""
         return Hold(self, name, prefill, decode, ended)
 

@@ -15,6 +15,8 @@ from deeplink.router.exchange import Answer
 from deeplink.router.upstream import NotSent
 
 UNAVAILABLE = (502, 503, 504)
+UNSERVED = (404, 405, 501)
+"""What an engine answers to a path that it does not have."""
 
 
 class TurnedAway(DecodeFailed):

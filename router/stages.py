@@ -19,7 +19,7 @@ from deeplink.router.exchange import Answer, Exchange
 from deeplink.router.fleet import Fleet
 from deeplink.router.headers import to_client
 from deeplink.router.load import Hold
-from deeplink.router.retry import UNAVAILABLE, TurnedAway
+from deeplink.router.retry import UNAVAILABLE, UNSERVED, TurnedAway
 from deeplink.router.upstream import Lost, NotSent, Upstream
 
 MAX_QUOTE = 300
@@ -111,13 +111,11 @@ class Stages:
                     yield answer
         finally:
             opened.reply.close()
-            hold.end(well=exchange.phase == "done")
+            hold.end(well=exchange.finished)
 
-    async def _judged(
-        self, exchange: Exchange, engine: Engine, opened: Opened, sides: Iterable[Engine]
-    ) -> Answer:
+    async def _judged(self, exchange: Exchange, engine: Engine, opened: Opened, sides: Iterable[Engine]) -> Answer:
         status = opened.reply.status
-        if (opened.ok and opened.fault()) or (sides and status >= 500):
+        if (opened.ok and exchange.generates and opened.fault()) or (sides and status >= 500):
             failure = DecodeFailed(_complaint(engine, opened))
             told = await self._explained(failure, exchange.handoff, engine, sides)
             if told is not failure or (refused := opened.client_error()) is None:
@@ -125,6 +123,7 @@ class Stages:
             return Answer(refused[0], [("Content-Type", "application/json")], refused[1])
         if status in UNAVAILABLE:
             self._admission.failed(engine)
+        if status in UNAVAILABLE or (status in UNSERVED and not exchange.generates):
             raise TurnedAway(_complaint(engine, opened), _whole(opened))
         self._admission.succeeded(engine)
         if opened.events is None:
@@ -146,7 +145,7 @@ class Stages:
 
 
 async def _beside(asking: Awaitable[Opened], prefilling: asyncio.Task[Answer | None]) -> Opened | Answer:
-    """The decode engine's answer, while prefill runs; or prefill's, if that is an early one. Raises what fails first."""
+    """The decode engine's answer while prefill runs, or prefill's, if that is an early one. Raises what fails first."""
     task = asyncio.ensure_future(asking)
     handed_over = False
     try:

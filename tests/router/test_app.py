@@ -25,7 +25,7 @@ ASK = {"prompt": "x"}
 def test_unknown_paths_and_methods() -> None:
     async def test() -> None:
         async with rig(*pair()) as route:
-            got = await route.complete({}, "/v1/nothing")
+            got = await route.complete({}, "/nothing")
             assert (got.status, got.error["code"]) == (404, "not_found")
             assert got.error["type"] == "invalid_request_error"
             got = await route.get("/v1/completions")

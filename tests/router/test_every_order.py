@@ -12,7 +12,7 @@ from aiohttp import web
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from deeplink.router import app as apps
+from deeplink.router.parts import ADMISSION
 
 from .fake_engine import CHUNKS, FakeEngine, answers, cut_short, dies, make_contract, stream
 from .rig import Rig, check, rig, until
@@ -68,7 +68,7 @@ engines = st.builds(
 STEPS = ["p0", "p1", "d0", "d1", "leave", "restart p0", "restart d0", "tick"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(engines, min_size=4, max_size=4),
     st.permutations(STEPS),
@@ -141,7 +141,7 @@ def judge(got: Any, streamed: bool) -> None:
 
 
 async def nothing_is_left(route: Rig, made: list[FakeEngine]) -> None:
-    admission = route.app[apps._admission]
+    admission = route.app[ADMISSION]
     await until(lambda: admission.load.idle)
     await until(lambda: all(call.cancelled or call.over for engine in made for call in engine.calls))
     finished = {
