@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import web
 
@@ -24,8 +25,9 @@ from deeplink.router.flow import Flow
 from deeplink.router.headers import Headers, to_client, to_engine
 from deeplink.router.keys import Keys
 from deeplink.router.keys import load as load_keys
+from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
-from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, METRICS, UPSTREAM
+from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, LISTED, METRICS, UPSTREAM
 from deeplink.router.paths import passes
 from deeplink.router.policy import Policy
 from deeplink.router.upstream import Lost, Upstream
@@ -41,10 +43,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
-def make_app(config: Config, secret: bytes, *, patience: float = PATIENCE_SECONDS) -> web.Application:
+def make_app(
+    config: Config, secret: bytes, *, path: Path | None = None, patience: float = PATIENCE_SECONDS
+) -> web.Application:
     """Serve it with ``handler_cancellation=True``: a client that leaves must end what runs for it.
 
-    An engine that is down and silent for `patience` seconds is given up, with the calls that wait for it.
+    The engines are those of `config`, and what becomes of them in the file at `path`. An engine that is down and silent
+    for `patience` seconds is given up, with the calls that wait for it.
     """
     keys = load_keys(config.router.keys_file, "router.keys_file")
     admin_keys = load_keys(config.router.admin_keys_file, "router.admin_keys_file")
@@ -54,9 +59,9 @@ def make_app(config: Config, secret: bytes, *, patience: float = PATIENCE_SECOND
     policies = load_plugins().policies
     for name in (config.router.prefill_policy, config.router.decode_policy):
         policies.get(name)
-    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, policies, patience))
-    for path in GENERATING:
-        app.router.add_post(path, _serve)
+    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, policies, path, patience))
+    for generating in GENERATING:
+        app.router.add_post(generating, _serve)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", admin.metrics)
@@ -66,19 +71,13 @@ def make_app(config: Config, secret: bytes, *, patience: float = PATIENCE_SECOND
     return app
 
 
-def run(config: Config, secret: bytes) -> None:
-    """Serve until SIGINT or SIGTERM. Raises OSError if the address cannot be had."""
-    web.run_app(
-        make_app(config, secret),
-        host=config.router.host,
-        port=config.router.port,
-        handler_cancellation=True,
-        access_log=None,
-    )
-
-
 async def _parts(
-    app: web.Application, config: Config, secret: bytes, policies: Registry[Policy], patience: float
+    app: web.Application,
+    config: Config,
+    secret: bytes,
+    policies: Registry[Policy],
+    path: Path | None,
+    patience: float,
 ) -> AsyncIterator[None]:
     upstream, control = Upstream(), Control(secret)
     try:
@@ -87,7 +86,12 @@ async def _parts(
             admission = app[ADMISSION] = Admission(fleet, config.router, policies)
             app[METRICS] = Metrics(fleet, admission)
             app[FLOW] = Flow(fleet, admission, upstream, secret, config.router)
-            yield
+            listed = app[LISTED] = Listed(path, config, fleet)
+            following = asyncio.create_task(listed.follow())
+            try:
+                yield
+            finally:
+                following.cancel()
     finally:
         await control.close()
         await upstream.close()

@@ -5,8 +5,8 @@
 Decode is asked when prefill is done, or (`router.dispatch`) both at once; then the decode engine waits for the first
 chunk, and prefilling lasts until it answers.
 
-Nothing is sent to the client before the decoding engine's first bytes are here and are not an error, so until then
-every failure is an HTTP status with a typed error, or is made good by other engines: what prefill has staged is offered to
+Nothing is sent to the client before the decoding engine's first bytes are here and are not an error. Until then every
+failure is an HTTP status with a typed error, or is made good by other engines: what prefill has staged is offered to
 another decode engine that can fetch it, else all of it is tried again elsewhere. All tries together have one deadline.
 A handoff that does not reach done is cancelled on every engine that was asked, in the background, whatever ended it: a
 failure, a deadline, or the client leaving (which cancels the task).

@@ -8,6 +8,7 @@ from deeplink.config import Config
 from deeplink.router.admission import Admission
 from deeplink.router.fleet import Fleet
 from deeplink.router.flow import Flow
+from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
 from deeplink.router.upstream import Upstream
 
@@ -15,5 +16,6 @@ CONFIG = web.AppKey("config", Config)
 FLEET = web.AppKey("fleet", Fleet)
 ADMISSION = web.AppKey("admission", Admission)
 FLOW = web.AppKey("flow", Flow)
+LISTED = web.AppKey("listed", Listed)
 METRICS = web.AppKey("metrics", Metrics)
 UPSTREAM = web.AppKey("upstream", Upstream)

@@ -71,6 +71,7 @@ class Call:
     headers: CIMultiDict[str]
     query: str = ""
     cancelled: bool = False
+    method: str = "POST"
     over: bool = False
     well: bool = False
 
@@ -105,6 +106,7 @@ class FakeEngine:
     control: str = ""
     polls: int = 0
     held: int = 0
+    others: dict[str, Any] = field(default_factory=dict)
     _runners: list[web.AppRunner] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -112,6 +114,7 @@ class FakeEngine:
         for path in ("/v1/completions", "/v1/chat/completions"):
             api.router.add_post(path, self._complete)
         api.router.add_get("/v1/models", self._models)
+        api.router.add_route("*", "/{path:.*}", self._other)
         control = web.Application()
         control.router.add_get("/v1/contract", self._contract)
         control.router.add_get("/v1/status", self._status)
@@ -164,6 +167,16 @@ class FakeEngine:
         except (asyncio.CancelledError, ConnectionResetError):
             call.cancelled = True
             raise
+
+    async def _other(self, request: web.Request) -> web.StreamResponse:
+        """What `others` has for the path: a handler, or what it would answer."""
+        if request.path not in self.others:
+            raise web.HTTPNotFound
+        call = Call(request.path, await request.read(), request.headers.copy(), request.query_string)
+        call.method = request.method
+        self.calls.append(call)
+        answer = self.others[request.path]
+        return await answer(request) if callable(answer) else web.json_response(answer)
 
     def _refusal(self, call: Call) -> TicketRefused | None:
         if "kv_transfer_params" not in call.body:

@@ -175,9 +175,10 @@ def test_nobody_waits_longer_than_allowed() -> None:
         async with running(*engines), admission(*engines, max_requests=1, queue_seconds=0.1) as made:
             choice = await made.choose(WHOLE)
             assert isinstance(choice, Plain)
-            with made.take(choice.engine, WHOLE, prefill=True, decode=True):
-                with pytest.raises(Overloaded, match=r"0\.1 s"):
-                    await made.choose(WHOLE)
+            hold = made.take(choice.engine, WHOLE, prefill=True, decode=True)
+            with pytest.raises(Overloaded, match=r"0\.1 s"):
+                await made.choose(WHOLE)
+            hold.end()
             assert await plain(made) == "a"
 
     check(test)
@@ -219,7 +220,7 @@ def test_a_draining_engine_gets_nothing_new() -> None:
 
 def test_a_policy_that_nobody_has() -> None:
     async def test() -> None:
-        with pytest.raises(PluginError, match="no policy named 'best'.*least_load"):
+        with pytest.raises(PluginError, match=r"no policy named 'best'.*least_load"):
             async with admission(prefill_policy="best"):
                 pass
 
