@@ -1,9 +1,12 @@
-"""The operators' API: which engines there are, and whether they get new requests. JSON; needs a key of its own."""
+"""The operators' API: which engines there are, and whether they get new requests; and where engines register. JSON.
+
+Operators have keys of their own, engines the token of the control endpoints.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -11,11 +14,20 @@ from pydantic import ValidationError
 from deeplink.config import EngineEntry
 from deeplink.errors import InvalidRequest
 from deeplink.router.choice import Engine
-from deeplink.router.parts import ADMISSION, FLEET, METRICS
+from deeplink.router.parts import ADMISSION, FLEET, METRICS, REGISTERED
+from deeplink.router.registered import Heartbeat
+
+Entry = TypeVar("Entry", bound=EngineEntry)
 
 ROOT = "/deeplink/v1"
+REGISTRATIONS = f"{ROOT}/registrations/"
 MAX_BODY = 64 << 10
 BODY_SECONDS = 10.0
+
+
+def add_registration(router: web.UrlDispatcher) -> None:
+    router.add_put(f"{REGISTRATIONS}{{name}}", _register)
+    router.add_delete(f"{REGISTRATIONS}{{name}}", _leave)
 
 
 def add_routes(router: web.UrlDispatcher) -> None:
@@ -43,22 +55,9 @@ async def _show(request: web.Request) -> web.StreamResponse:
 
 async def _put(request: web.Request) -> web.StreamResponse:
     """Adds the engine or says where it is now; looked at before this answers."""
-    name = request.match_info["name"]
-    try:
-        given = await asyncio.wait_for(request.json(), BODY_SECONDS)
-        if not isinstance(given, dict) or given.setdefault("name", name) != name:
-            raise InvalidRequest("the body is not an engine of that name")
-        entry = EngineEntry.model_validate(given)
-    except asyncio.TimeoutError as exc:
-        raise InvalidRequest(f"the request body did not arrive within {BODY_SECONDS:g} s") from exc
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(f"{first['msg']}", field=where, theirs=repr(first["input"])[:200]) from exc
-    except ValueError as exc:
-        raise InvalidRequest("the request body is not JSON") from exc
+    entry = await _given(request, EngineEntry)
     request.app[FLEET].put(entry)
-    await request.app[FLEET].look((name,))
+    await request.app[FLEET].look((entry.name,))
     return web.json_response(_state(request, _engine(request)))
 
 
@@ -82,6 +81,35 @@ async def _undrain(request: web.Request) -> web.StreamResponse:
     admission.draining.discard(engine.name)
     admission.queue.wake()
     return web.json_response(_state(request, engine))
+
+
+async def _register(request: web.Request) -> web.StreamResponse:
+    beat = await _given(request, Heartbeat)
+    await request.app[REGISTERED].heard(beat)
+    return web.json_response({"name": beat.name, "seconds": beat.seconds})
+
+
+async def _leave(request: web.Request) -> web.StreamResponse:
+    request.app[REGISTERED].leave(request.match_info["name"])
+    return web.Response(status=204)
+
+
+async def _given(request: web.Request, kind: type[Entry]) -> Entry:
+    """The body as what it should be, of the engine that the path names."""
+    name = request.match_info["name"]
+    try:
+        given = await asyncio.wait_for(request.json(), BODY_SECONDS)
+        if not isinstance(given, dict) or given.setdefault("name", name) != name:
+            raise InvalidRequest("the body is not an engine of that name")
+        return kind.model_validate(given)
+    except asyncio.TimeoutError as exc:
+        raise InvalidRequest(f"the request body did not arrive within {BODY_SECONDS:g} s") from exc
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(f"{first['msg']}", field=where, theirs=repr(first["input"])[:200]) from exc
+    except ValueError as exc:
+        raise InvalidRequest("the request body is not JSON") from exc
 
 
 def _engine(request: web.Request) -> Engine:

@@ -11,6 +11,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from deeplink import secret as shared
 from deeplink.config import Config
 from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError, Unauthorized
 from deeplink.plugins import load_plugins
@@ -28,9 +29,10 @@ from deeplink.router.keys import Keys
 from deeplink.router.keys import load as load_keys
 from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
-from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, LISTED, METRICS, UPSTREAM
+from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, LISTED, METRICS, REGISTERED, UPSTREAM
 from deeplink.router.paths import passes
 from deeplink.router.policy import Policy
+from deeplink.router.registered import Registered
 from deeplink.router.upstream import Lost, Upstream
 
 UPLOAD_SECONDS = 60.0
@@ -52,7 +54,10 @@ def make_app(
     keys = load_keys(config.router.keys_file, "router.keys_file")
     admin_keys = load_keys(config.router.admin_keys_file, "router.admin_keys_file")
     # The body of an inference request is read, and its size checked, in `_read`.
-    app = web.Application(middlewares=[_errors, _keys(keys, admin_keys)], client_max_size=admin.MAX_BODY)
+    app = web.Application(
+        middlewares=[_errors, _keys(keys, admin_keys, Keys([shared.control_token(secret)]))],
+        client_max_size=admin.MAX_BODY,
+    )
     app[CONFIG] = config
     policies = load_plugins().policies
     for name in (config.router.prefill_policy, config.router.decode_policy):
@@ -63,6 +68,7 @@ def make_app(
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", admin.metrics)
+    admin.add_registration(app.router)
     if admin_keys is not None:
         admin.add_routes(app.router)
     app.router.add_route("*", "/{path:.*}", _pass)
@@ -85,11 +91,13 @@ async def _parts(
             app[METRICS] = Metrics(fleet, admission)
             app[FLOW] = Flow(fleet, admission, upstream, secret, config.router)
             listed = app[LISTED] = Listed(path, config, fleet)
-            following = asyncio.create_task(listed.follow())
+            registered = app[REGISTERED] = Registered(fleet)
+            tasks = [asyncio.create_task(listed.follow()), asyncio.create_task(registered.watch())]
             try:
                 yield
             finally:
-                following.cancel()
+                for task in tasks:
+                    task.cancel()
     finally:
         await control.close()
         await upstream.close()
@@ -222,15 +230,17 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.Response(status=exc.status, headers=_JSON + allow, body=openai.error(exc.status, code, message))
 
 
-def _keys(inference: Keys | None, operators: Keys | None) -> Middleware:
-    """Who may ask for what: /health is anyone's, the admin API and the metrics are the operators', the rest the
-    clients'."""
+def _keys(inference: Keys | None, operators: Keys | None, engines: Keys) -> Middleware:
+    """Who may ask for what: /health is anyone's, the admin API and the metrics are the operators', registering is for
+    engines, the rest the clients'."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         path = request.path
         needed = None if path == "/health" else inference
-        if path == "/metrics" or path.startswith(admin.ROOT + "/"):
+        if path.startswith(admin.REGISTRATIONS):
+            needed = engines
+        elif path == "/metrics" or path.startswith(admin.ROOT + "/"):
             needed = operators
         if needed is not None and not needed.open_with(request.headers.get("Authorization", "")):
             raise Unauthorized("the request has no key that opens this", remedy="send Authorization: Bearer KEY")
