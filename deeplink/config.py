@@ -19,6 +19,7 @@ else:
 
 VARIABLE = "DEEPLINK_CONFIG"
 CONTROL_OFFSET = 1000
+PATHS = ("/v1/*", "/v2/*", "/tokenize", "/detokenize", "/embeddings", "/rerank", "/score", "/classify", "/pooling")
 MAX_CHUNK = 256 << 20
 """Bytes. A chunk is announced with 8 bytes of digest per 16 tokens of one head's K or V, all in one frame of the
 channel, which is at most 4 MiB. With 32 elements of 2 bytes per token, as small as heads are, the largest chunk has
@@ -40,6 +41,7 @@ class EngineEntry(_Strict):
         pattern=r"^(https?://[^/\s]+)?$",
         description=f"the engine's control endpoint; default: same host, port + {CONTROL_OFFSET}",
     )
+    weight: Annotated[float, Field(gt=0, description="its share of the work, relative to the others'")] = 1.0
 
     @field_validator("url", "control")
     @classmethod
@@ -55,9 +57,45 @@ class EngineEntry(_Strict):
         return self
 
 
+class RouterTlsSection(_Strict):
+    """PEM files; relative paths are taken from where the process runs."""
+
+    certificate: Annotated[Path, Field(description="the router's certificate, and what leads to the CA")]
+    key: Annotated[Path, Field(description="its private key, not encrypted")]
+
+
 class RouterSection(_Strict):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    prefill_policy: Annotated[str, Field(description="which engine prefills")] = "least_load"
+    decode_policy: Annotated[str, Field(description="which engine decodes, or does all of a request")] = "least_load"
+    dispatch: Annotated[
+        Literal["sequential", "together"],
+        Field(description="whether decode is asked once prefill is done, or both engines at once"),
+    ] = "sequential"
+    min_prefill: Annotated[
+        int, Field(ge=0, description="shorter prompts, in estimated tokens, are not handed over; 0: all are")
+    ] = 0
+    retries: Annotated[int, Field(ge=0, le=10, description="further tries before the first byte of an answer")] = 2
+    kv_limit: Annotated[
+        float, Field(gt=0, description="part of its KV memory in use at which an engine gets no new requests")
+    ] = 0.9
+    max_requests: Annotated[int, Field(ge=0, description="most requests at one engine; 0: no limit")] = 0
+    queue: Annotated[int, Field(ge=0, description="most requests that wait while all engines are full")] = 256
+    queue_seconds: Annotated[float, Field(gt=0, description="how long one waits")] = 10.0
+    breaker_failures: Annotated[
+        int, Field(ge=1, description="failures in a row after which an engine gets no requests for a while")
+    ] = 5
+    breaker_seconds: Annotated[float, Field(gt=0, description="that while; twice as long each time, up to 60")] = 2.0
+    session_header: Annotated[str, Field(description="the header that names a client's session")] = "x-session-id"
+    keys_file: Annotated[Path | None, Field(description="keys for inference, one a line; without: none needed")] = None
+    admin_keys_file: Annotated[Path | None, Field(description="keys for the admin API; without: there is none")] = None
+    paths: Annotated[
+        tuple[str, ...], Field(description="other paths that pass to engines; * stands for any characters")
+    ] = PATHS
+    tls: RouterTlsSection | None = None
+    max_connections: Annotated[int, Field(ge=1, description="most connections of clients at a time")] = 4096
+    header_seconds: Annotated[float, Field(gt=0, description="for a new connection's first request head")] = 10.0
     deadline: Annotated[float, Field(gt=0, description="seconds from prefill's start to the KV being loaded")] = 120.0
     max_body: Annotated[int, Field(gt=0, description="largest request body, bytes")] = 32 << 20
     poll: Annotated[float, Field(gt=0, description="seconds between looks at each engine's contract")] = 1.0

@@ -18,7 +18,9 @@
     ├── RouteError                the router could not serve a request
     │   ├── InvalidRequest        the client's body is not what the API takes
     │   │   └── RequestTooLarge
+    │   ├── Unauthorized          the request has no key that opens what it asks for
     │   ├── NoEngine              nothing that can take it is up
+    │   ├── Overloaded            all that could take it are full, and so is the queue
     │   ├── PrefillFailed
     │   └── DecodeFailed
     ├── SolverError               no placement could be made of what was asked
@@ -158,6 +160,16 @@ class RequestTooLarge(InvalidRequest):
 class NoEngine(RouteError):
     code = "no_engine"
     status = 503
+
+
+class Unauthorized(RouteError):
+    code = "unauthorized"
+    status = 401
+
+
+class Overloaded(RouteError):
+    code = "overloaded"
+    status = 429
 
 
 class PrefillFailed(RouteError):

@@ -15,6 +15,7 @@ import pluggy
 if TYPE_CHECKING:
     from deeplink.chips.profile import Profile
     from deeplink.kvconnector.transport.base import Transport
+    from deeplink.router.policy import Policy
 
 hookspec = pluggy.HookspecMarker("deeplink")
 hookimpl = pluggy.HookimplMarker("deeplink")
@@ -42,5 +43,14 @@ def deeplink_register_layouts(register: Callable[[str, str], None]) -> None:
 def deeplink_register_chips(register: Callable[[str, Profile], None]) -> None:
     """Call ``register(profile.name, profile)`` once per chip; `deeplink.chips.profile` says what a profile holds.
 
-    Since 0.2. Detection and the doctor look through all of them. A profile is data: nothing of the chip's is imported.
+    Since 0.1. Detection and the doctor look through all of them. A profile is data: nothing of the chip's is imported.
+    """
+
+
+@hookspec
+def deeplink_register_policies(register: Callable[[str, Policy], None]) -> None:
+    """Call ``register(name, policy)``; the router uses it where ``prefill_policy`` or ``decode_policy`` names it.
+
+    Since 0.1. A policy is a pure function of a snapshot (`deeplink.router.policy`), called once or twice a request on
+    the router's only thread, so it must be quick.
     """

@@ -18,6 +18,7 @@ from deeplink.registry import Registry
 if TYPE_CHECKING:
     from deeplink.chips.profile import Profile
     from deeplink.kvconnector.transport.base import Transport
+    from deeplink.router.policy import Policy
 
 GROUP = "deeplink"
 ONLY = "DEEPLINK_PLUGINS"
@@ -36,6 +37,7 @@ class Plugins:
     transports: Registry[Callable[..., Transport]] = field(default_factory=lambda: Registry("transport"))
     layouts: Registry[str] = field(default_factory=lambda: Registry("layout"))
     chips: Registry[Profile] = field(default_factory=lambda: Registry("chip"))
+    policies: Registry[Policy] = field(default_factory=lambda: Registry("policy"))
 
 
 def load_plugins(found: Iterable[EntryPoint] | None = None) -> Plugins:
@@ -66,6 +68,7 @@ def load_plugins(found: Iterable[EntryPoint] | None = None) -> Plugins:
     plugins.manager.hook.deeplink_register_transports(register=plugins.transports.register)
     plugins.manager.hook.deeplink_register_layouts(register=plugins.layouts.register)
     plugins.manager.hook.deeplink_register_chips(register=plugins.chips.register)
+    plugins.manager.hook.deeplink_register_policies(register=plugins.policies.register)
     return plugins
 
 

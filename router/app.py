@@ -5,20 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
+from deeplink import secret as shared
 from deeplink.config import Config
-from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError
+from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError, Unauthorized
+from deeplink.plugins import load_plugins
+from deeplink.registry import Registry
+from deeplink.router import admin, openai
 from deeplink.router import body as bodies
-from deeplink.router import openai
-from deeplink.router.choice import choose
+from deeplink.router.admission import Admission
+from deeplink.router.choice import Shut, choose
 from deeplink.router.control import Control
-from deeplink.router.exchange import Answer, Exchange
+from deeplink.router.exchange import GENERATING, Answer, Exchange
 from deeplink.router.fleet import PATIENCE_SECONDS, Fleet
 from deeplink.router.flow import Flow
 from deeplink.router.headers import Headers, to_client, to_engine
+from deeplink.router.keys import Keys
+from deeplink.router.keys import load as load_keys
+from deeplink.router.listed import Listed
+from deeplink.router.metrics import Metrics
+from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, LISTED, METRICS, REGISTERED, UPSTREAM
+from deeplink.router.paths import passes
+from deeplink.router.policy import Policy
+from deeplink.router.registered import Registered
 from deeplink.router.upstream import Lost, Upstream
 
 UPLOAD_SECONDS = 60.0
@@ -28,62 +42,94 @@ _JSON = [("Content-Type", "application/json")]
 
 log = logging.getLogger(__name__)
 
-_config = web.AppKey("config", Config)
-_fleet = web.AppKey("fleet", Fleet)
-_flow = web.AppKey("flow", Flow)
-_upstream = web.AppKey("upstream", Upstream)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def make_app(config: Config, secret: bytes, *, patience: float = PATIENCE_SECONDS) -> web.Application:
+def make_app(
+    config: Config, secret: bytes, *, path: Path | None = None, patience: float = PATIENCE_SECONDS
+) -> web.Application:
     """Serve it with ``handler_cancellation=True``: a client that leaves must end what runs for it.
 
-    An engine that is down and silent for `patience` seconds is given up, with the calls that wait for it.
+    The engines are those of `config`, and what becomes of them in the file at `path`. An engine that is down and silent
+    for `patience` seconds is given up, with the calls that wait for it.
     """
-    # The body is read, and its size checked, in `_read`.
-    app = web.Application(middlewares=[_errors])
-    app[_config] = config
-    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, patience))
-    app.router.add_post("/v1/completions", _completions)
-    app.router.add_post("/v1/chat/completions", _completions)
+    keys = load_keys(config.router.keys_file, "router.keys_file")
+    admin_keys = load_keys(config.router.admin_keys_file, "router.admin_keys_file")
+    # The body of an inference request is read, and its size checked, in `_read`.
+    app = web.Application(
+        middlewares=[_errors, _keys(keys, admin_keys, Keys([shared.control_token(secret)]))],
+        client_max_size=admin.MAX_BODY,
+    )
+    app[CONFIG] = config
+    policies = load_plugins().policies
+    for name in (config.router.prefill_policy, config.router.decode_policy):
+        policies.get(name)
+    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, policies, path, patience))
+    for generating in GENERATING:
+        app.router.add_post(generating, _serve)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/health", _health)
+    app.router.add_get("/metrics", admin.metrics)
+    admin.add_registration(app.router)
+    if admin_keys is not None:
+        admin.add_routes(app.router)
+    app.router.add_route("*", "/{path:.*}", _pass)
     return app
 
 
-def run(config: Config, secret: bytes) -> None:
-    """Serve until SIGINT or SIGTERM. Raises OSError if the address cannot be had."""
-    web.run_app(
-        make_app(config, secret),
-        host=config.router.host,
-        port=config.router.port,
-        handler_cancellation=True,
-        access_log=None,
-    )
-
-
-async def _parts(app: web.Application, config: Config, secret: bytes, patience: float) -> AsyncIterator[None]:
+async def _parts(
+    app: web.Application,
+    config: Config,
+    secret: bytes,
+    policies: Registry[Policy],
+    path: Path | None,
+    patience: float,
+) -> AsyncIterator[None]:
     upstream, control = Upstream(), Control(secret)
     try:
         async with Fleet(config, control, patience) as fleet:
-            app[_upstream], app[_fleet] = upstream, fleet
-            app[_flow] = Flow(fleet, upstream, secret, config.router.deadline)
-            yield
+            app[UPSTREAM], app[FLEET] = upstream, fleet
+            admission = app[ADMISSION] = Admission(fleet, config.router, policies)
+            app[METRICS] = Metrics(fleet, admission)
+            app[FLOW] = Flow(fleet, admission, upstream, secret, config.router)
+            listed = app[LISTED] = Listed(path, config, fleet)
+            registered = app[REGISTERED] = Registered(fleet)
+            tasks = [asyncio.create_task(listed.follow()), asyncio.create_task(registered.watch())]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
     finally:
         await control.close()
         await upstream.close()
 
 
-async def _completions(request: web.Request) -> web.StreamResponse:
+async def _serve(request: web.Request) -> web.StreamResponse:
+    raw = await _read(request, request.app[CONFIG].router.max_body)
+    return await _answer(request, bodies.parse(raw))
+
+
+async def _pass(request: web.Request) -> web.StreamResponse:
+    """Any other path that some engine may serve."""
+    path, section = request.path, request.app[CONFIG].router
+    if path in GENERATING:
+        raise web.HTTPMethodNotAllowed(request.method, ["POST"])
+    if not passes(path, section.paths):
+        raise web.HTTPNotFound
+    raw = await _read(request, section.max_body)
+    return await _answer(request, bodies.other(raw, request.content_type))
+
+
+async def _answer(request: web.Request, body: bodies.Body) -> web.StreamResponse:
     began = time.monotonic()
-    raw = await _read(request, request.app[_config].router.max_body)
-    exchange = Exchange(request.path, request.path_qs, to_engine(request.headers.items()), bodies.parse(raw))
+    headers = to_engine(request.headers.items(), key=request.app[CONFIG].router.keys_file is None)
+    exchange = Exchange(request.path, request.path_qs, headers, body, method=request.method)
+    metrics = request.app[METRICS]
     response: web.StreamResponse | None = None
     failure: DeeplinkError | None = None
     try:
-        async with request.app[_flow].serve(exchange) as answer:
+        async with request.app[FLOW].serve(exchange) as answer:
             response = _response(answer, exchange)
+            metrics.first_byte(exchange, time.monotonic() - began)
             if not isinstance(answer.body, bytes):
                 await response.prepare(request)
                 async for chunk in answer.body:
@@ -93,14 +139,14 @@ async def _completions(request: web.Request) -> web.StreamResponse:
         failure = exc
         response = _failed(exc, exchange)
     except (asyncio.CancelledError, ConnectionResetError):
-        log.info("%s", _line(exchange, "gone", None, began))
+        _note(metrics, exchange, "gone", None, began)
         raise
-    log.info("%s", _line(exchange, str(response.status), failure or exchange.error, began))
+    _note(metrics, exchange, str(response.status), failure or exchange.error, began)
     return response
 
 
 async def _models(request: web.Request) -> web.StreamResponse:
-    fleet = request.app[_fleet]
+    fleet = request.app[FLEET]
     if all(engine.down for engine in fleet.table.engines):
         await fleet.look()
     up = sorted((e for e in fleet.table.engines if not e.down), key=lambda engine: not engine.consumes)
@@ -108,7 +154,7 @@ async def _models(request: web.Request) -> web.StreamResponse:
         raise NoEngine("no engine is up")
     url, headers = up[0].url + request.path_qs, to_engine(request.headers.items())
     try:
-        answer = await asyncio.wait_for(_fetch(request.app[_upstream], url, headers), MODELS_SECONDS)
+        answer = await asyncio.wait_for(_fetch(request.app[UPSTREAM], url, headers), MODELS_SECONDS)
     except asyncio.TimeoutError as exc:
         raise RouteError(f"engine {up[0].name} did not answer within {MODELS_SECONDS:g} s") from exc
     except Lost as exc:
@@ -125,9 +171,9 @@ async def _fetch(upstream: Upstream, url: str, headers: Headers) -> Answer:
 
 
 async def _health(request: web.Request) -> web.StreamResponse:
-    table = request.app[_fleet].table
+    table = request.app[FLEET].table
     try:
-        choose(table, handoff=True, load={}, turn=0)
+        choose(table, handoff=True, pick=lambda _, engines: engines[0], shut=_lasting(request.app[ADMISSION]))
     except DeeplinkError as exc:
         status, why = 503, str(exc)
     else:
@@ -137,6 +183,11 @@ async def _health(request: web.Request) -> web.StreamResponse:
         for engine in table.engines
     }
     return web.json_response({"ok": not why, "reason": why, "engines": engines}, status=status)
+
+
+def _lasting(admission: Admission) -> dict[str, Shut]:
+    """Engines that take no requests; being full passes."""
+    return {name: shut for name, shut in admission.shut().items() if not shut.full}
 
 
 async def _read(request: web.Request, limit: int) -> bytes:
@@ -179,6 +230,25 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return web.Response(status=exc.status, headers=_JSON + allow, body=openai.error(exc.status, code, message))
 
 
+def _keys(inference: Keys | None, operators: Keys | None, engines: Keys) -> Middleware:
+    """Who may ask for what: /health is anyone's, the admin API and the metrics are the operators', registering is for
+    engines, the rest the clients'."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        path = request.path
+        needed = None if path == "/health" else inference
+        if path.startswith(admin.REGISTRATIONS):
+            needed = engines
+        elif path == "/metrics" or path.startswith(admin.ROOT + "/"):
+            needed = operators
+        if needed is not None and not needed.open_with(request.headers.get("Authorization", "")):
+            raise Unauthorized("the request has no key that opens this", remedy="send Authorization: Bearer KEY")
+        return await handler(request)
+
+    return check
+
+
 def _response(answer: Answer, exchange: Exchange) -> web.StreamResponse:
     headers = answer.headers + exchange.marks()
     if isinstance(answer.body, bytes):
@@ -188,20 +258,28 @@ def _response(answer: Answer, exchange: Exchange) -> web.StreamResponse:
 
 def _failed(failure: DeeplinkError, exchange: Exchange | None) -> web.Response:
     headers = _JSON + (exchange.marks() if exchange else [])
+    if failure.status == 401:
+        headers = [*headers, ("WWW-Authenticate", "Bearer")]
+    if failure.status == 429:
+        headers = [*headers, ("Retry-After", "1")]
     return web.Response(status=failure.status, headers=headers, body=openai.body(failure))
 
 
-def _line(exchange: Exchange, status: str, failure: DeeplinkError | None, began: float) -> str:
-    """The log's one line for this request. Nothing of what was asked or answered is in it: messages may
-    quote."""
+def _note(metrics: Metrics, exchange: Exchange, status: str, failure: DeeplinkError | None, began: float) -> None:
+    """One line in the log and one request in the metrics. Nothing of what was asked or answered is in either:
+    messages may quote."""
+    seconds = time.monotonic() - began
+    code = failure.code if failure else ""
+    metrics.ended(exchange, status, code, seconds)
     words = {
         "status": status,
         "phase": exchange.phase,
         "handoff": exchange.handoff,
         "prefill": exchange.prefill,
         "decode": exchange.decode,
-        "code": failure.code if failure else "",
+        "retries": str(exchange.tried or ""),
+        "code": code,
         "field": failure.field if failure else "",
-        "ms": f"{1000 * (time.monotonic() - began):.0f}",
+        "ms": f"{1000 * seconds:.0f}",
     }
-    return f"{exchange.path} " + " ".join(f"{name}={value}" for name, value in words.items() if value)
+    log.info("%s", f"{exchange.path} " + " ".join(f"{name}={value}" for name, value in words.items() if value))

@@ -9,12 +9,15 @@ written with escapes, or twice.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from deeplink.errors import InvalidRequest
 
 PARAMS = "kv_transfer_params"
+OUTPUT = 256
+"""Tokens that an answer is taken to have where the client sets no limit."""
 # vLLM merges this field's members into the place where its connector looks for kv_transfer_params.
 _SMUGGLER = "vllm_xargs"
 
@@ -48,6 +51,38 @@ def parse(raw: bytes) -> Body:
     holders = [fields, extra] if isinstance(extra, dict) else [fields]
     found = [holder.pop(PARAMS) for holder in holders if PARAMS in holder]
     return Body(_dump(fields) if found else raw, fields)
+
+
+def other(raw: bytes, media: str) -> Body:
+    """As `parse`, for a request whose body may be missing, or a form, which is not looked into."""
+    return Body(raw, {}) if not raw or media.startswith("multipart/") else parse(raw)
+
+
+def tokens(body: Body) -> int:
+    """An estimate of how many tokens the prompt has: four bytes of text each, or exact where the client sent ids."""
+    prompt = body.fields.get("prompt")
+    if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
+        return len(prompt)
+    return max(
+        1, sum(len(part) if part.isascii() else len(part.encode(errors="replace")) for part in _texts(body)) // 4
+    )
+
+
+def output(body: Body) -> int:
+    """How many tokens the answer may have; a guess where the client does not limit it."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        limit = body.fields.get(name)
+        if isinstance(limit, int) and limit >= 0:
+            return limit
+    return OUTPUT
+
+
+def text(body: Body) -> bytes:
+    """The prompt as bytes: equal beginnings of two prompts are equal beginnings here. For comparing, nothing else."""
+    prompt = body.fields.get("prompt")
+    if isinstance(prompt, list) and all(isinstance(item, int) for item in prompt):
+        return b"".join(b"%d," % item for item in prompt)
+    return "\0".join(_texts(body)).encode(errors="replace")
 
 
 def params(side: str, ticket: str) -> dict[str, Any]:
@@ -106,6 +141,27 @@ def _prompts(prompt: object) -> int:
     if not isinstance(prompt, list) or all(isinstance(item, int) for item in prompt):
         return 1
     return len(prompt)
+
+
+def _texts(body: Body) -> Iterator[str]:
+    """What the engine's prompt is made of, in its order."""
+    fields = body.fields
+    if tools := fields.get("tools"):
+        yield _dump({"tools": tools}).decode()
+    for name in ("prompt", "input", "messages", "documents"):
+        yield from _strings(fields.get(name))
+
+
+def _strings(value: object, depth: int = 0) -> Iterator[str]:
+    """The texts in a prompt, message, or list of either; pictures and sound are not text."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list) and depth < 4:
+        for item in value:
+            yield from _strings(item, depth + 1)
+    elif isinstance(value, dict) and depth < 4:
+        for name in ("role", "text", "content"):
+            yield from _strings(value.get(name), depth + 1)
 
 
 def _dump(fields: dict[str, Any]) -> bytes:

@@ -14,7 +14,6 @@ from deeplink.router import openai, sse
 from deeplink.router.choice import Engine
 from deeplink.router.exchange import Exchange
 from deeplink.router.fleet import Fleet
-from deeplink.router.headers import Headers
 from deeplink.router.upstream import Lost, Reply, Upstream
 
 MAX_ANSWER = 64 << 20
@@ -72,7 +71,7 @@ async def ask(
     dropped.
     """
     replies: list[Reply] = []
-    task = asyncio.create_task(_open(upstream, engine.url + exchange.target, exchange.headers, body, replies))
+    task = asyncio.create_task(_open(upstream, exchange, engine.url + exchange.target, body, replies))
     task.add_done_callback(_seen)
     try:
         while not task.done():
@@ -110,7 +109,8 @@ async def relay(exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened
         except Lost as lost:
             why = str(lost)
     rest = events.end() if not why else b""
-    if events.done:
+    # Only these two ends have a mark of their own; other streams are whole if HTTP says so.
+    if events.done or (not exchange.generates and not why):
         exchange.phase = "done"
         if rest:
             yield rest
@@ -119,8 +119,8 @@ async def relay(exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened
     yield (b"\n\n" if events.torn else b"") + openai.event(exchange.error)
 
 
-async def _open(upstream: Upstream, url: str, headers: Headers, body: bytes, replies: list[Reply]) -> Opened:
-    reply = await upstream.post(url, body, headers)
+async def _open(upstream: Upstream, exchange: Exchange, url: str, body: bytes, replies: list[Reply]) -> Opened:
+    reply = await upstream.send(exchange.method, url, exchange.headers, body or None)
     replies.append(reply)
     if reply.status != 200 or reply.media != "text/event-stream":
         return Opened(reply, await reply.read(MAX_ANSWER))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from types import MappingProxyType
+from typing import TypeVar
 
-from deeplink.errors import NoEngine
+from deeplink.errors import NoEngine, Overloaded
 from deeplink.kvconnector.contract import Contract
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
+from deeplink.router.policy import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Engine:
     control: str
     contract: Contract | None
     down: str
+    weight: float = 1.0
 
     @property
     def produces(self) -> bool:
@@ -77,26 +80,52 @@ def table(engines: Iterable[Engine]) -> Table:
     return Table(engines, tuple(pairs), tuple(refused))
 
 
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Why an engine that is up gets no new request. `full` passes by itself and soon, so it is worth waiting for."""
+
+    why: str
+    full: bool = False
+
+
+Pick = Callable[[Work, Sequence[Engine]], Engine]
+"""Takes one of several engines, each of which could do this work."""
+
+
 def choose(
     of: Table,
     *,
     handoff: bool,
-    load: Mapping[str, int],
-    turn: int,
+    pick: Pick,
+    shut: Mapping[str, Shut] = MappingProxyType({}),
     avoid: frozenset[str] = frozenset(),
 ) -> Plain | Pair:
-    """The engine or pair with the fewest open requests (`load`, by name); `turn` rotates among equals.
+    """The engine or pair that `pick` takes: first who prefills, then who decodes with what that one hands over.
 
-    With `handoff` the request is split where the engines are meant for that (`splits`). Engines in `avoid`
-    are taken only if there is no other. Raises NoEngine, naming who is down and why; or, if every pair
-    refuses, the Refused that says in which field.
+    With `handoff` the request is split where the engines are meant for that (`splits`). Engines in `avoid` are taken
+    only if there is no other, those in `shut` never. Raises Overloaded if only full ones are left; NoEngine, naming who
+    is down or shut and why; or, if every pair refuses, the Refused that says in which field.
     """
     if handoff and splits(of.engines):
-        return _pair(of, load, turn, avoid)
+        return _pair(of, pick, shut, avoid)
     usable = [engine for engine in of.engines if not engine.down and (engine.consumes or len(of.engines) == 1)]
     if not usable:
         raise _none("decode", of.engines)
-    return Plain(_least(usable, [(engine.name,) for engine in usable], load, turn, avoid))
+    open_ = _open(usable, [(engine.name,) for engine in usable], shut)
+    return Plain(pick("decode", _preferred(open_, [(engine.name,) for engine in open_], avoid)))
+
+
+def readers(of: Table, pair: Pair, shut: Mapping[str, Shut], avoid: frozenset[str]) -> list[Pair]:
+    """The pairs whose decode engine could fetch what `pair.prefill` has staged for `pair.decode`: what travels, and who
+    fetches which part, was settled when it was staged."""
+    return [
+        other
+        for other in of.pairs
+        if other.prefill == pair.prefill
+        and other.decode.name not in avoid
+        and other.decode.name not in shut
+        and (other.agreement.takes, other.agreement.wire) == (pair.agreement.takes, pair.agreement.wire)
+    ]
 
 
 def splits(engines: Sequence[Engine]) -> bool:
@@ -113,10 +142,14 @@ def splits(engines: Sequence[Engine]) -> bool:
     return "prefill" in roles or {"both", "decode"} <= roles or ("" in roles and "both" not in roles)
 
 
-def _pair(of: Table, load: Mapping[str, int], turn: int, avoid: frozenset[str]) -> Pair:
+def _pair(of: Table, pick: Pick, shut: Mapping[str, Shut], avoid: frozenset[str]) -> Pair:
     if of.pairs:
-        names = [(pair.prefill.name, pair.decode.name) for pair in of.pairs]
-        return _least(of.pairs, names, load, turn, avoid)
+        pairs = _open(of.pairs, [_names(pair) for pair in of.pairs], shut)
+        pairs = _preferred(pairs, [_names(pair) for pair in pairs], avoid)
+        producer = pick("prefill", list({pair.prefill.name: pair.prefill for pair in pairs}.values()))
+        pairs = [pair for pair in pairs if pair.prefill is producer]
+        consumer = pick("decode", [pair.decode for pair in pairs])
+        return next(pair for pair in pairs if pair.decode is consumer)
     if of.refused:
         producer, consumer, refusal = of.refused[0]
         raise refusal.error(producer.name, consumer.name)
@@ -125,9 +158,6 @@ def _pair(of: Table, load: Mapping[str, int], turn: int, avoid: frozenset[str]) 
     # Both, and yet no pair: one engine that does both is up alone. What is missing is what the others do.
     alone = consuming and _down(of.engines, "prefill")
     raise _none("decode" if producing and not alone else "prefill", of.engines)
-
-
-Work = Literal["prefill", "decode"]
 
 
 def _down(engines: Sequence[Engine], work: Work) -> list[Engine]:
@@ -148,18 +178,22 @@ def _none(work: Work, engines: Sequence[Engine]) -> NoEngine:
 T = TypeVar("T")
 
 
-def _least(
-    options: Sequence[T],
-    names: Sequence[tuple[str, ...]],
-    load: Mapping[str, int],
-    turn: int,
-    avoid: frozenset[str],
-) -> T:
-    """The option whose engines have the least to do."""
-    count = len(options)
+def _names(pair: Pair) -> tuple[str, str]:
+    return pair.prefill.name, pair.decode.name
 
-    def cost(index: int) -> tuple[int, int, int]:
-        mine = names[index]
-        return len(avoid.intersection(mine)), sum(load.get(name, 0) for name in mine), (index - turn) % count
 
-    return options[min(range(count), key=cost)]
+def _open(options: Sequence[T], names: Sequence[tuple[str, ...]], shut: Mapping[str, Shut]) -> list[T]:
+    """The options none of whose engines is shut; at least one."""
+    found = [option for option, mine in zip(options, names, strict=True) if not shut.keys() & mine]
+    if found:
+        return found
+    if any(all(shut[name].full for name in mine if name in shut) for mine in names):
+        raise Overloaded("all engines that could take the request are full")
+    shuts = sorted({name for mine in names for name in mine if name in shut})
+    raise NoEngine("no engine takes requests now: " + ", ".join(f"{name} ({shut[name].why})" for name in shuts))
+
+
+def _preferred(options: Sequence[T], names: Sequence[tuple[str, ...]], avoid: frozenset[str]) -> list[T]:
+    """Those with the fewest engines to be avoided."""
+    counts = [len(avoid.intersection(mine)) for mine in names]
+    return [option for option, count in zip(options, counts, strict=True) if count == min(counts)]

@@ -27,7 +27,19 @@ class HandoffState(msgspec.Struct, frozen=True):
     reason: Reason | None = None
 
 
+class Blocks(msgspec.Struct, frozen=True):
+    total: int = 0
+    held: int = 0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """How an engine is doing; the members the router reads."""
+
+    blocks: Blocks = Blocks()
+
+
 _state = msgspec.json.Decoder(HandoffState)
+_status = msgspec.json.Decoder(Status)
 
 
 class Control:
@@ -54,6 +66,15 @@ class Control:
         if status != 200:
             raise ProtocolError(f"the control endpoint {url} answered {status}", field="status", theirs=str(status))
         return contracts.decode(data)
+
+    async def status(self, url: str) -> Status | None:
+        """None if the engine does not say."""
+        try:
+            status, data = await self._call("GET", f"{url}/v1/status", MAX_STATE)
+            return _status.decode(data) if status == 200 else None
+        except (PeerGone, msgspec.DecodeError) as exc:
+            log.debug("no status from %s: %s", url, exc)
+            return None
 
     async def handoff(self, url: str, handoff: str) -> HandoffState | None:
         """What the engine says about this handoff; None if it knows nothing, or does not say."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from deeplink.errors import DeeplinkError
 from deeplink.router.body import Body
+from deeplink.router.choice import Engine
 from deeplink.router.headers import PREFIX, Headers
+
+GENERATING = ("/v1/completions", "/v1/chat/completions")
 
 Phase = Literal["arrived", "prefilling", "decoding", "done"]
 
@@ -19,7 +22,8 @@ class Exchange:
 
     `phase` is done only when the whole answer has come from the engine: until then something may be left to
     cancel. `error` is set where the answer had begun and could not be completed. `target` is the path with
-    the client's query, as the engines get it.
+    the client's query, as the engines get it. `asked` are the engines that have been sent their part of the handoff,
+    `tries` how many more times something may be tried again, `tried` how many times it was.
     """
 
     path: str
@@ -31,15 +35,40 @@ class Exchange:
     prefill: str = ""
     decode: str = ""
     error: DeeplinkError | None = None
+    asked: list[Engine] = field(default_factory=list)
+    tries: int = 0
+    tried: int = 0
+    method: str = "POST"
 
     @property
     def chat(self) -> bool:
         return self.path.endswith("/chat/completions")
 
+    @property
+    def kind(self) -> str:
+        """Which path the request took; none as long as no engine was chosen."""
+        return ("handoff" if self.handoff else "plain") if self.decode else "none"
+
+    @property
+    def finished(self) -> bool:
+        return self.phase == "done"
+
+    @property
+    def generates(self) -> bool:
+        """Whether the answer is made token after token from a prompt, so that it can be handed over."""
+        return self.path in GENERATING
+
+    def session(self, header: str) -> str:
+        """What the client names its session by; "" if by nothing."""
+        wanted = header.lower()
+        named = next((value for name, value in self.headers if name.lower() == wanted), "")
+        user = self.body.fields.get("user")
+        return named or (user if isinstance(user, str) else "")
+
     def marks(self) -> Headers:
         """The x-deeplink-* headers of the answer."""
         marks = {
-            "path": ("handoff" if self.handoff else "plain") if self.decode else "",
+            "path": self.kind if self.decode else "",
             "handoff": self.handoff,
             "prefill": self.prefill,
             "decode": self.decode,

@@ -1,8 +1,8 @@
 """What is known about every engine now, and the background work that keeps it true.
 
-Each engine is looked at every `poll` seconds and at once when a request needs it. An engine that does not
-answer is down, with the reason; the next look finds it up again. A restart shows as a new epoch in the
-contract.
+Each engine is looked at every `poll` seconds and at once when a request needs it. An engine that does not answer is
+down, with the reason; the next look finds it up again. A restart shows as a new epoch in the contract. Engines may come
+and go while requests run: what is under way at one that is removed goes on.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from deeplink.config import Config
+from deeplink.config import Config, EngineEntry
 from deeplink.errors import DeeplinkError
-from deeplink.router.choice import Engine, Pair, Plain, Table, choose, table
-from deeplink.router.control import Control, HandoffState
+from deeplink.router.choice import Engine, Table, table
+from deeplink.router.control import Control, HandoffState, Status
 
 CANCEL_SECONDS = 2.0
 # How long an engine may be silent on its control endpoint and on a stream before the stream is given up.
@@ -29,23 +27,21 @@ log = logging.getLogger(__name__)
 
 
 class Fleet:
-    """The engines of one config. Use as an async context manager: polling runs inside it."""
+    """The engines that are known. Use as an async context manager: polling runs inside it. `on_change` is called when
+    an engine has come, gone or changed, and when one has said how full it is."""
 
     def __init__(self, config: Config, control: Control, patience: float = PATIENCE_SECONDS) -> None:
         self._patience = patience
         self._control = control
         self._poll = config.router.poll
-        self._engines = {
-            entry.name: Engine(entry.name, entry.url, entry.control, None, "not looked at yet")
-            for entry in config.engines
-        }
+        self.on_change: Callable[[], None] = lambda: None
+        self._engines = {entry.name: _unseen(entry) for entry in config.engines}
         self._table = table(self._engines.values())
         self._answered = dict.fromkeys(self._engines, time.monotonic())
+        self._status: dict[str, Status] = {}
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._polling: asyncio.Task[None] | None = None
-        self._load: Counter[str] = Counter()
-        self._turn = 0
 
     async def __aenter__(self) -> Fleet:
         await self.look()
@@ -65,43 +61,50 @@ class Fleet:
     def table(self) -> Table:
         return self._table
 
-    @property
-    def load(self) -> dict[str, int]:
-        """Open requests by engine; engines with none are left out."""
-        return {name: count for name, count in self._load.items() if count}
+    def put(self, entry: EngineEntry) -> None:
+        """An engine that is new, or reached elsewhere than before; the next look finds out about it."""
+        old = self._engines.get(entry.name)
+        new = _unseen(entry)
+        if old is not None and (old.url, old.control) == (new.url, new.control):
+            if old.weight == new.weight:
+                return
+            new = replace(old, weight=new.weight)
+        else:
+            self._answered[entry.name] = time.monotonic()
+            self._status.pop(entry.name, None)
+        self._engines[entry.name] = new
+        self._changed()
 
-    async def choose(self, *, handoff: bool, avoid: frozenset[str] = frozenset()) -> Plain | Pair:
-        """As `choice.choose`; where that finds nothing, all engines are looked at once more before it is
-        raised."""
-        try:
-            return self._choose(handoff, avoid)
-        except DeeplinkError:
-            await self.look()
-            return self._choose(handoff, avoid)
+    def remove(self, name: str) -> bool:
+        """False if there is no such engine. Requests that run there go on."""
+        if self._engines.pop(name, None) is None:
+            return False
+        self._status.pop(name, None)
+        self._changed()
+        return True
 
-    def _choose(self, handoff: bool, avoid: frozenset[str]) -> Plain | Pair:
-        self._turn += 1
-        return choose(self._table, handoff=handoff, load=self._load, turn=self._turn, avoid=avoid)
+    def use(self, name: str) -> float:
+        """Which part of its KV memory an engine said requests hold, 0 to 1; 0 as long as it has not said."""
+        status = self._status.get(name)
+        return status.blocks.held / status.blocks.total if status and status.blocks.total > 0 else 0.0
 
-    @contextmanager
-    def busy(self, name: str) -> Iterator[None]:
-        """Counts one open request. This is the one place where load is counted, from the choice on."""
-        self._load[name] += 1
-        try:
-            yield
-        finally:
-            self._load[name] -= 1
+    def cache_tokens(self, name: str) -> int:
+        """How many tokens an engine's cache has room for; 0 if it is not known."""
+        engine, status = self._engines.get(name), self._status.get(name)
+        if engine is None or engine.contract is None or status is None:
+            return 0
+        return status.blocks.total * max(group.block_size for group in engine.contract.groups)
 
     async def look(self, names: Iterable[str] | None = None) -> None:
         """Ask these engines (or all) for their contracts now. Never raises; bounded by the control calls'
         timeout."""
         names = tuple(self._engines if names is None else names)
         for name in names:
-            if name not in self._looks:
+            if name not in self._looks and name in self._engines:
                 task = asyncio.create_task(self._look(name))
                 task.add_done_callback(lambda _, name=name: self._looks.pop(name))  # type: ignore[misc]
                 self._looks[name] = task
-        if tasks := [self._looks[name] for name in names]:
+        if tasks := [self._looks[name] for name in names if name in self._looks]:
             await asyncio.wait(tasks)
 
     async def state(self, engine: Engine, handoff: str) -> HandoffState | None:
@@ -118,8 +121,11 @@ class Fleet:
     def silent(self, engine: Engine, heard: float = 0.0) -> str:
         """Why a call to this engine is to be given up: the engine is down, and neither its control endpoint
         nor the call (`heard`, of time.monotonic) has given a sign of life for `patience` seconds. Else ""."""
+        now = self._engines.get(engine.name)
+        if now is None:
+            return ""
         seconds = time.monotonic() - max(self._answered[engine.name], heard)
-        down = self._engines[engine.name].down
+        down = now.down
         return f"no sign of life for {seconds:.0f} s ({down})" if down and seconds >= self._patience else ""
 
     async def _cancel(self, engine: Engine, handoff: str) -> None:
@@ -135,11 +141,20 @@ class Fleet:
 
     async def _look(self, name: str) -> None:
         old = self._engines[name]
+        status: Status | None = None
         try:
             new = replace(old, contract=await self._control.contract(old.control), down="")
-            self._answered[name] = time.monotonic()
+            status = await self._control.status(old.control)
         except DeeplinkError as exc:
             new = replace(old, down=str(exc))
+        if self._engines.get(name) is not old:
+            return  # it was changed meanwhile; this is about what it was
+        if not new.down:
+            self._answered[name] = time.monotonic()
+        if status is not None and status != self._status.get(name):
+            self._status[name] = status
+            if new == old:
+                self.on_change()
         if new == old:
             return
         if new.down:
@@ -149,4 +164,12 @@ class Fleet:
         elif new.contract:
             log.info("engine %s has a new contract, epoch %s", name, new.contract.epoch)
         self._engines[name] = new
+        self._changed()
+
+    def _changed(self) -> None:
         self._table = table(self._engines.values())
+        self.on_change()
+
+
+def _unseen(entry: EngineEntry) -> Engine:
+    return Engine(entry.name, entry.url, entry.control, None, "not looked at yet", entry.weight)

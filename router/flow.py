@@ -2,203 +2,233 @@
 
     arrived -> prefilling -> decoding -> done          a plain request starts with decoding
 
-Nothing is sent to the client before the decoding engine's first bytes are here and are not an error, so until
-then every failure is an HTTP status with a typed error. A handoff that does not reach done is cancelled on
-both engines, in the background, whatever ended it: a failure, a deadline, or the client leaving (which
-cancels the task).
+Decode is asked when prefill is done, or (`router.dispatch`) both at once; then the decode engine waits for the first
+chunk, and prefilling lasts until it answers.
+
+Nothing is sent to the client before the decoding engine's first bytes are here and are not an error. Until then every
+failure is an HTTP status with a typed error, or is made good by other engines: what prefill has staged is offered to
+another decode engine that can fetch it, else all of it is tried again elsewhere. All tries together have one deadline.
+A handoff that does not reach done is cancelled on every engine that was asked, in the background, whatever ended it: a
+failure, a deadline, or the client leaving (which cancels the task).
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
-from deeplink.errors import DecodeFailed, DeeplinkError, PrefillFailed, RouteError, TicketRefused
+from deeplink.config import RouterSection
+from deeplink.errors import DeeplinkError
 from deeplink.kvconnector import ticket as tickets
 from deeplink.router import body as bodies
-from deeplink.router.call import Opened, ask, relay
-from deeplink.router.choice import Engine, Pair
+from deeplink.router import prefix, retry
+from deeplink.router.admission import Admission, Need
+from deeplink.router.choice import Engine, Pair, Plain
 from deeplink.router.exchange import Answer, Exchange
 from deeplink.router.fleet import Fleet
-from deeplink.router.headers import to_client
-from deeplink.router.upstream import Lost, NotSent, Upstream
+from deeplink.router.load import Hold
+from deeplink.router.stages import Handed, Stages
+from deeplink.router.upstream import Upstream
 
-MAX_QUOTE = 300
+STAGED = ("filling", "staged")
+"""States of the prefill side in which the cache can still be fetched."""
 
 
 class Flow:
-    """Serves requests with the engines of a fleet. `deadline` is in seconds, from prefill's start to the KV
-    being loaded; how long decoding takes after that is the engine's and the client's business."""
+    """Serves requests with the engines of a fleet. The deadline runs from the first choice to the KV being loaded; how
+    long decoding takes after that is the engine's and the client's business."""
 
-    def __init__(self, fleet: Fleet, upstream: Upstream, secret: bytes, deadline: float) -> None:
+    def __init__(
+        self, fleet: Fleet, admission: Admission, upstream: Upstream, secret: bytes, section: RouterSection
+    ) -> None:
         self._fleet = fleet
-        self._upstream = upstream
+        self._admission = admission
+        self._stages = Stages(fleet, admission, upstream, section.deadline)
         self._secret = secret
-        self._deadline = deadline
+        self._section = section
 
     @asynccontextmanager
     async def serve(self, exchange: Exchange) -> AsyncIterator[Answer]:
-        """The answer, while the context lasts. Raises DeeplinkError only on entering.
-
-        What an engine's restart or a refused connection spoilt is tried once more with fresh contracts.
-        """
+        """The answer, while the context lasts. Raises DeeplinkError only on entering."""
         async with AsyncExitStack() as stack:
+            yield await self._serve(exchange, stack)
+
+    async def _serve(self, exchange: Exchange, stack: AsyncExitStack) -> Answer:
+        need = self._need(exchange)
+        # What some engine does not serve another may; that costs nothing to find out.
+        exchange.tries = self._section.retries if exchange.generates else len(self._fleet.table.engines)
+        choice = await self._admission.choose(need)
+        until = time.monotonic() + self._section.deadline
+        avoid: set[str] = set()
+        while True:
             try:
-                answer = await stack.enter_async_context(self._attempt(exchange, frozenset()))
+                return await stack.enter_async_context(self._attempt(exchange, choice, need, until))
             except DeeplinkError as error:
-                if not _stale(error):
+                if (again := await self._again(exchange, need, choice, error, until, avoid)) is None:
+                    if isinstance(error, retry.TurnedAway):
+                        return error.answer
                     raise
-                avoid = {exchange.prefill if isinstance(error, PrefillFailed) else exchange.decode}
-                await self._fleet.look()
-                answer = await stack.enter_async_context(self._attempt(exchange, frozenset(avoid)))
-            yield answer
+                choice = again
+
+    async def _again(
+        self,
+        exchange: Exchange,
+        need: Need,
+        choice: Plain | Pair,
+        error: DeeplinkError,
+        until: float,
+        avoid: set[str],
+    ) -> Plain | Pair | None:
+        """What to try next, if anything may make the request succeed. `avoid` gathers whom it has failed at."""
+        blamed = retry.blamed(error, choice)
+        if not blamed or exchange.tries <= 0 or time.monotonic() >= until:
+            return None
+        # An engine that was restarted, or has seen nothing of the request, may be tried once more itself.
+        anew = retry.stale(error) and not blamed <= avoid
+        avoid |= blamed
+        if anew:
+            await self._fleet.look()
+        try:
+            other = await self._admission.choose(need, frozenset(avoid))
+        except DeeplinkError:
+            if anew:  # what was just found out says more
+                raise
+            return None
+        if not anew and blamed <= retry.names(other):
+            return None
+        exchange.tries -= 1
+        exchange.tried += 1
+        return other
+
+    def _need(self, exchange: Exchange) -> Need:
+        body = exchange.body
+        tokens = bodies.tokens(body)
+        return Need(
+            exchange.generates
+            and not bodies.obstacle(body, chat=exchange.chat)
+            and tokens >= self._section.min_prefill,
+            tokens,
+            bodies.output(body) if exchange.generates else 0,
+            exchange.session(self._section.session_header),
+            prefix.hashes(bodies.text(body)) if self._admission.reads_prompts else (),
+        )
 
     @asynccontextmanager
-    async def _attempt(self, exchange: Exchange, avoid: frozenset[str]) -> AsyncIterator[Answer]:
-        whole = not bodies.obstacle(exchange.body, chat=exchange.chat)
-        choice = await self._fleet.choose(handoff=whole, avoid=avoid)
-        serving = self._handoff(exchange, choice) if isinstance(choice, Pair) else self._plain(exchange, choice.engine)
+    async def _attempt(
+        self, exchange: Exchange, choice: Plain | Pair, need: Need, until: float
+    ) -> AsyncIterator[Answer]:
+        if isinstance(choice, Pair):
+            serving = self._handoff(exchange, choice, need, until)
+        else:
+            serving = self._plain(exchange, choice.engine, need)
         async with serving as answer:
             yield answer
 
     @asynccontextmanager
-    async def _plain(self, exchange: Exchange, engine: Engine) -> AsyncIterator[Answer]:
+    async def _plain(self, exchange: Exchange, engine: Engine, need: Need) -> AsyncIterator[Answer]:
         exchange.handoff, exchange.prefill, exchange.decode = "", "", engine.name
         exchange.phase = "decoding"
-        with self._fleet.busy(engine.name):
-            async with self._decoded(exchange, engine, exchange.body.raw) as answer:
+        with self._admission.take(engine, need, prefill=True, decode=True) as hold:
+            async with self._stages.decode(exchange, engine, exchange.body.raw, hold) as answer:
                 yield answer
 
     @asynccontextmanager
-    async def _handoff(self, exchange: Exchange, pair: Pair) -> AsyncIterator[Answer]:
-        producer, consumer = pair.prefill, pair.decode
+    async def _handoff(self, exchange: Exchange, pair: Pair, need: Need, until: float) -> AsyncIterator[Answer]:
         exchange.handoff = tickets.new_handoff()
-        exchange.prefill, exchange.decode = producer.name, consumer.name
+        exchange.prefill, exchange.decode = pair.prefill.name, pair.decode.name
         exchange.phase = "prefilling"
-        ticket = self._ticket(exchange.handoff, pair)
-        until = time.monotonic() + self._deadline
-        with self._fleet.busy(consumer.name):
-            try:
-                with self._fleet.busy(producer.name):
-                    early = await self._prefilled(exchange, producer, ticket, until)
-                if early is not None:
-                    yield early
-                    return
-                exchange.phase = "decoding"
-                body = bodies.decode(exchange.body, ticket)
-                async with self._decoded(exchange, consumer, body, producer, until) as answer:
-                    yield answer
-            finally:
-                self._release(exchange, producer, consumer)
+        exchange.asked.clear()
+        ticket = self._ticket(exchange.handoff, pair, until)
+        async with AsyncExitStack() as stack:
+            filling = stack.enter_context(self._admission.take(pair.prefill, need, prefill=True, decode=False))
+            hold = stack.enter_context(self._admission.take(pair.decode, need, prefill=False, decode=True))
+            stack.callback(self._release, exchange)
+            prefilling: asyncio.Task[Answer | None] | None = None
+            if self._section.dispatch == "together":
+                prefilling = asyncio.create_task(self._prefilled(exchange, pair, ticket, filling, until))
+                prefilling.add_done_callback(_seen)
+                stack.callback(self._drop, exchange, pair.prefill, prefilling)
+            elif (early := await self._prefilled(exchange, pair, ticket, filling, until)) is not None:
+                yield early
+                return
+            tried = {pair.decode.name}
+            while True:
+                try:
+                    serving = self._consumed(exchange, pair, ticket, hold, Handed(pair.prefill, until, prefilling))
+                    answer = await stack.enter_async_context(serving)
+                    break
+                except DeeplinkError as error:
+                    if (other := await self._reader(exchange, pair, need, error, until, tried)) is None:
+                        raise
+                    hold.end()
+                    hold = stack.enter_context(self._admission.take(other.decode, need, prefill=False, decode=True))
+                    self._fleet.cancel(exchange.handoff, (pair.decode,))
+                    pair = other
+                    ticket = self._ticket(exchange.handoff, pair, until)
+                    exchange.decode = pair.decode.name
+                    tried.add(pair.decode.name)
+            yield answer
 
-    def _release(self, exchange: Exchange, producer: Engine, consumer: Engine) -> None:
+    async def _reader(
+        self, exchange: Exchange, pair: Pair, need: Need, error: DeeplinkError, until: float, tried: set[str]
+    ) -> Pair | None:
+        """Who else can fetch what was prefilled, if it is still there; a claim that was made has used it up."""
+        if exchange.tries <= 0 or time.monotonic() >= until:
+            return None
+        if pair.decode.name not in retry.blamed(error, pair) or retry.other_epoch(error):
+            return None
+        if self._admission.reader(pair, need, frozenset(tried)) is None:
+            return None
+        state = await self._fleet.state(pair.prefill, exchange.handoff)
+        if state is None or state.state not in STAGED:
+            return None
+        exchange.tries -= 1
+        exchange.tried += 1
+        return self._admission.reader(pair, need, frozenset(tried))
+
+    def _release(self, exchange: Exchange) -> None:
         """Leaves nothing behind of a handoff that did not reach its end."""
-        if exchange.phase == "prefilling":
-            self._fleet.cancel(exchange.handoff, (producer,))
-        elif exchange.phase != "done":
-            self._fleet.cancel(exchange.handoff, (producer, consumer))
+        if exchange.phase != "done":
+            self._fleet.cancel(exchange.handoff, exchange.asked)
 
-    def _ticket(self, handoff: str, pair: Pair) -> str:
+    def _drop(self, exchange: Exchange, producer: Engine, prefilling: asyncio.Task[Answer | None]) -> None:
+        """The answer is complete, or will never be: nobody waits for prefill any more."""
+        if not prefilling.done():
+            prefilling.cancel()
+            if exchange.phase == "done":
+                self._fleet.cancel(exchange.handoff, (producer,))
+
+    def _ticket(self, handoff: str, pair: Pair, until: float) -> str:
         producer, consumer = pair.prefill.contract, pair.decode.contract
         assert producer is not None
         assert consumer is not None
-        milliseconds = min(max(1, int(self._deadline * 1000)), 86_400_000)
+        milliseconds = min(max(1, math.ceil((until - time.monotonic()) * 1000)), 86_400_000)
         return tickets.mint(tickets.issue(handoff, producer, consumer, pair.agreement, milliseconds), self._secret)
 
-    async def _prefilled(self, exchange: Exchange, engine: Engine, ticket: str, until: float) -> Answer | None:
-        """Runs the prefill. None if it is done; an answer if the client's request was not to the engine's
-        liking."""
-
-        async def late() -> None:
-            failure = PrefillFailed(f"engine {engine.name} did not prefill within {self._deadline:g} s")
-            raise await self._explained(failure, exchange.handoff, (engine,))
-
+    async def _prefilled(self, exchange: Exchange, pair: Pair, ticket: str, hold: Hold, until: float) -> Answer | None:
+        exchange.asked.append(pair.prefill)
         body = bodies.prefill(exchange.body, ticket, chat=exchange.chat)
         try:
-            opened = await ask(self._upstream, self._fleet, engine, exchange, body, until, late)
-        except NotSent as exc:
-            raise PrefillFailed(f"engine {engine.name}: {exc}") from exc
-        except Lost as exc:
-            failure = PrefillFailed(f"engine {engine.name}: {exc}")
-            raise await self._explained(failure, exchange.handoff, (engine,)) from exc
-        opened.reply.close()
-        if 400 <= opened.reply.status < 500:
-            return _whole(opened)
-        if not opened.ok or opened.fault():
-            failure = PrefillFailed(_complaint(engine, opened))
-            raise await self._explained(failure, exchange.handoff, (engine,))
-        return None
+            return await self._stages.prefill(exchange, pair.prefill, body, until)
+        finally:
+            hold.end()
 
     @asynccontextmanager
-    async def _decoded(
-        self,
-        exchange: Exchange,
-        engine: Engine,
-        body: bytes,
-        producer: Engine | None = None,
-        until: float | None = None,
+    async def _consumed(
+        self, exchange: Exchange, pair: Pair, ticket: str, hold: Hold, handed: Handed
     ) -> AsyncIterator[Answer]:
-        """The answer of the engine that decodes; `producer` is set when it gets its cache from there."""
-        sides = (engine, producer) if producer else ()
-
-        async def late() -> None:
-            state = await self._fleet.state(engine, exchange.handoff)
-            if state is not None and state.state == "loaded":
-                return
-            failure = DecodeFailed(
-                f"engine {engine.name} did not load the KV cache within {self._deadline:g} s of the start"
-            )
-            raise await self._explained(failure, exchange.handoff, sides)
-
-        try:
-            opened = await ask(self._upstream, self._fleet, engine, exchange, body, until, late)
-        except NotSent as exc:
-            raise DecodeFailed(f"engine {engine.name}: {exc}") from exc
-        except Lost as exc:
-            failure = DecodeFailed(f"engine {engine.name}: {exc}")
-            raise await self._explained(failure, exchange.handoff, sides) from exc
-        try:
-            if (opened.ok and opened.fault()) or (producer and opened.reply.status >= 500):
-                failure = DecodeFailed(_complaint(engine, opened))
-                told = await self._explained(failure, exchange.handoff, sides)
-                if told is not failure or (refused := opened.client_error()) is None:
-                    raise told
-                yield Answer(refused[0], [("Content-Type", "application/json")], refused[1])
-            elif opened.events is None:
-                if opened.ok:
-                    exchange.phase = "done"
-                yield _whole(opened)
-            else:
-                stream = relay(exchange, self._fleet, engine, opened)
-                async with aclosing(stream):
-                    yield Answer(200, to_client(opened.reply.headers), stream)
-        finally:
-            opened.reply.close()
-
-    async def _explained(self, failure: RouteError, handoff: str, engines: Iterable[Engine]) -> DeeplinkError:
-        """The reason an engine has for the failed handoff, as the error it raised there; else `failure`."""
-        for engine in engines:
-            state = await self._fleet.state(engine, handoff)
-            if state is not None and state.reason is not None:
-                return DeeplinkError.from_reason(state.reason)
-        return failure
+        if handed.prefilling is None:
+            exchange.phase = "decoding"
+        exchange.asked.append(pair.decode)
+        body = bodies.decode(exchange.body, ticket)
+        async with self._stages.decode(exchange, pair.decode, body, hold, handed) as answer:
+            yield answer
 
 
-def _stale(error: DeeplinkError) -> bool:
-    """Whether fresh contracts, or another engine, may make the same request succeed: an engine was restarted,
-    or it was not there at all. Anything else has cost a prefill and would again."""
-    if isinstance(error, TicketRefused):
-        return error.field == "epoch"
-    return isinstance(error.__cause__, NotSent)
-
-
-def _whole(opened: Opened) -> Answer:
-    return Answer(opened.reply.status, to_client(opened.reply.headers), opened.data)
-
-
-def _complaint(engine: Engine, opened: Opened) -> str:
-    if opened.ok:
-        return f"engine {engine.name} answered with {opened.fault()}"
-    quote = opened.data[:MAX_QUOTE].decode(errors="replace").strip()
-    return f"engine {engine.name} answered {opened.reply.status}" + (f": {quote}" if quote else "")
+def _seen(task: asyncio.Task[Answer | None]) -> None:
+    """It may have failed after decode did, which then told why."""
+    if not task.cancelled():
+        task.exception()

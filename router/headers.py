@@ -31,13 +31,14 @@ _BACK = {
 }
 
 
-def to_engine(headers: Iterable[tuple[str, str]]) -> Headers:
-    """All of a client's headers but those of its connection, those the router sets, and ours."""
+def to_engine(headers: Iterable[tuple[str, str]], *, key: bool = True) -> Headers:
+    """All of a client's headers but those of its connection, those the router sets, and ours. Its key only with `key`:
+    one that opens the router is nobody else's."""
     headers = list(headers)
     named = {
         word.strip().lower() for name, value in headers if name.lower() == "connection" for word in value.split(",")
     }
-    drop = _HOP | _OURS | named
+    drop = _HOP | _OURS | named | (set() if key else {"authorization"})
     return [
         (name, value) for name, value in headers if name.lower() not in drop and not name.lower().startswith(PREFIX)
     ]

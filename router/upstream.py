@@ -87,12 +87,12 @@ class Upstream:
 
     async def post(self, url: str, body: bytes, headers: Iterable[tuple[str, str]]) -> Reply:
         """Returns once the answer's headers are here. Raises NotSent or Lost."""
-        return await self._call("POST", url, headers, body)
+        return await self.send("POST", url, headers, body)
 
     async def get(self, url: str, headers: Iterable[tuple[str, str]]) -> Reply:
-        return await self._call("GET", url, headers, None)
+        return await self.send("GET", url, headers, None)
 
-    async def _call(self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes | None) -> Reply:
+    async def send(self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes | None) -> Reply:
         send = [*headers, ("Accept-Encoding", "identity")]
         if body is not None and all(name.lower() != "content-type" for name, _ in send):
             send.append(("Content-Type", "application/json"))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import click
 
 from deeplink import config as configs
 from deeplink import secret as secrets
-from deeplink.errors import ConfigError
-from deeplink.router import app
+from deeplink.errors import ConfigError, PluginError
+from deeplink.router import serve
 
 
 @click.command("router")
@@ -35,8 +36,16 @@ def command(path: Path | None, host: str | None, port: int | None) -> None:
     over = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     config = config.model_copy(update={"router": config.router.model_copy(update=over)})
     try:
-        app.run(config, secret)
+        serve.run(config, secret, _file(path))
+    except (ConfigError, PluginError) as exc:
+        raise click.ClickException(str(exc)) from exc
     except OSError as exc:
         raise click.ClickException(
             f"cannot listen on {config.router.host}:{config.router.port}: {exc.strerror or exc}"
         ) from exc
+
+
+def _file(path: Path | None) -> Path | None:
+    """The file whose engines are followed: the same that was read."""
+    named = path or os.environ.get(configs.VARIABLE)
+    return Path(named) if named else None

@@ -90,7 +90,7 @@ def engine(**changes: Any) -> dict[str, Any]:
         (engine(url="http://[::1:80"), "engines.0.url"),
         (engine(control="h:9000"), "engines.0.control"),
         (engine(control="http://h:99999"), "engines.0.control"),
-        (engine(weight=1), "engines.0.weight"),
+        (engine(wait=1), "engines.0.wait"),
     ],
 )
 def test_a_bad_value_is_named(data: dict[str, Any], field: str) -> None:

@@ -52,6 +52,7 @@ def test_what_is_installed_loads() -> None:
     assert plugins.failed == {}
     assert set(plugins.transports.items) == {"dlslime", "mooncake", "nixl", "shm", "tcp"}
     assert "vllm-nhd" in plugins.layouts.items
+    assert "least_load" in plugins.policies.items
 
 
 def test_every_layout_a_plugin_brings_can_be_read() -> None:

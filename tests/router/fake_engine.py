@@ -71,6 +71,9 @@ class Call:
     headers: CIMultiDict[str]
     query: str = ""
     cancelled: bool = False
+    method: str = "POST"
+    over: bool = False
+    well: bool = False
 
     @property
     def body(self) -> Any:
@@ -102,6 +105,8 @@ class FakeEngine:
     url: str = ""
     control: str = ""
     polls: int = 0
+    held: int = 0
+    others: dict[str, Any] = field(default_factory=dict)
     _runners: list[web.AppRunner] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -109,8 +114,10 @@ class FakeEngine:
         for path in ("/v1/completions", "/v1/chat/completions"):
             api.router.add_post(path, self._complete)
         api.router.add_get("/v1/models", self._models)
+        api.router.add_route("*", "/{path:.*}", self._other)
         control = web.Application()
         control.router.add_get("/v1/contract", self._contract)
+        control.router.add_get("/v1/status", self._status)
         control.router.add_get("/v1/handoffs/{id}", self._handoff)
         control.router.add_delete("/v1/handoffs/{id}", self._delete)
         self.url = await self._serve(api, self.url)
@@ -146,17 +153,30 @@ class FakeEngine:
         try:
             if self.check_epoch and (refused := self._refusal(call)):
                 self.reason = refused.reason()
+                call.over = True
                 return web.json_response({"error": {"message": "engine error", "code": 500}}, status=500)
             if self.delay:
                 await asyncio.sleep(self.delay)
             if self.answer is not None:
-                return await self.answer(request)
+                answer = await self.answer(request)
+                call.over, call.well = True, answer.status == 200 and not broken(request)
+                return answer
             if call.body.get("stream"):
                 return await stream(request, CHUNKS)
             return web.json_response(completion(), headers={"X-Request-Id": "r-1"})
         except (asyncio.CancelledError, ConnectionResetError):
             call.cancelled = True
             raise
+
+    async def _other(self, request: web.Request) -> web.StreamResponse:
+        """What `others` has for the path: a handler, or what it would answer."""
+        if request.path not in self.others:
+            raise web.HTTPNotFound
+        call = Call(request.path, await request.read(), request.headers.copy(), request.query_string)
+        call.method = request.method
+        self.calls.append(call)
+        answer = self.others[request.path]
+        return await answer(request) if callable(answer) else web.json_response(answer)
 
     def _refusal(self, call: Call) -> TicketRefused | None:
         if "kv_transfer_params" not in call.body:
@@ -174,6 +194,10 @@ class FakeEngine:
         self._check(request)
         self.polls += 1
         return web.Response(body=contracts.encode(self.contract), content_type="application/msgpack")
+
+    async def _status(self, request: web.Request) -> web.Response:
+        self._check(request)
+        return web.json_response({"engine": "fake", "blocks": {"total": 100, "held": self.held}, "claims": 0})
 
     async def _handoff(self, request: web.Request) -> web.Response:
         self._check(request)
@@ -213,6 +237,10 @@ async def stream(
         return response
     await response.write_eof()
     return response
+
+
+def broken(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
 
 
 def break_connection(request: web.Request) -> None:

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from deeplink import config as configs
 from deeplink.router.app import make_app
+from deeplink.router.serve import serving
 
 from .fake_engine import SECRET, FakeEngine, make_contract, running
 
@@ -37,6 +38,7 @@ async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
 class Rig:
     url: str
     client: aiohttp.ClientSession
+    app: web.Application
 
     def post(self, body: Any = None, path: str = "/v1/completions", **more: Any) -> Any:
         return self.client.post(self.url + path, json=body, **more)
@@ -45,8 +47,8 @@ class Rig:
         async with self.post(body, path, **more) as response:
             return Got(response.status, await response.read(), response.headers)
 
-    async def get(self, path: str) -> Got:
-        async with self.client.get(self.url + path) as response:
+    async def get(self, path: str, **more: Any) -> Got:
+        async with self.client.get(self.url + path, **more) as response:
             return Got(response.status, await response.read(), response.headers)
 
 
@@ -78,22 +80,14 @@ async def router(*engines: FakeEngine, patience: float = 30.0, **section: Any) -
         },
         "test",
     )
-    runner = web.AppRunner(
-        make_app(config, SECRET, patience=patience),
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=1.0,
-    )
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        async with aiohttp.ClientSession(
+    app = make_app(config, SECRET, patience=patience)
+    async with (
+        serving(app, config.router, shutdown=1.0) as port,
+        aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=10)
-        ) as client:
-            yield Rig(f"http://127.0.0.1:{runner.addresses[0][1]}", client)
-    finally:
-        await runner.cleanup()
+        ) as client,
+    ):
+        yield Rig(f"http://127.0.0.1:{port}", client, app)
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ ASK = {"prompt": "x"}
 def test_unknown_paths_and_methods() -> None:
     async def test() -> None:
         async with rig(*pair()) as route:
-            got = await route.complete({}, "/v1/nothing")
+            got = await route.complete({}, "/nothing")
             assert (got.status, got.error["code"]) == (404, "not_found")
             assert got.error["type"] == "invalid_request_error"
             got = await route.get("/v1/completions")
@@ -268,6 +268,39 @@ def test_the_log_has_one_line_per_request_and_no_prompt(caplog: pytest.LogCaptur
     assert "status=400" in lines[2]
     assert "my prompt" not in caplog.text
     assert "hush" not in caplog.text
+
+
+def test_no_log_of_any_level_has_what_was_asked_or_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever happens, and whoever logs it."""
+
+    async def test() -> None:
+        producer, *consumers = pair()[0], *(FakeEngine(name, make_contract("decode")) for name in ("d", "e"))
+        quoting = b'{"error": {"message": "cannot serve: my prompt"}}'
+        streamed = b'data: {"error": {"message": "my prompt"}}\n\n'
+        producer.others = consumers[0].others = {"/tokenize": {"prompt": "my prompt"}}
+        policies = {"prefill_policy": "prefix", "decode_policy": "session"}
+        async with rig(producer, *consumers, **policies) as route:
+            for answer in (
+                None,
+                answers(500, quoting),
+                answers(503, quoting),
+                answers(400, quoting),
+                streams(streamed),
+            ):
+                for engine in (producer, *consumers):
+                    engine.answer = answer
+                    for more in ({}, {"stream": True}, {"n": 2}, {"user": "my prompt"}):
+                        await route.complete({"prompt": "my prompt"} | more, headers={"X-Session-Id": "my prompt"})
+            await route.complete({"prompt": "my prompt"}, "/tokenize?x=my%20prompt")
+            await route.complete(data=b"my prompt")
+            await route.complete(data=b"my prompt", path="/v1/embeddings")
+            metrics = (await route.get("/metrics")).data
+            assert b"my" not in metrics.replace(b"my_", b"")
+
+    with caplog.at_level(logging.DEBUG):
+        check(test)
+    assert "my prompt" not in caplog.text
+    assert "my%20prompt" not in caplog.text
 
 
 def sdk(route: Rig) -> openai.AsyncOpenAI:

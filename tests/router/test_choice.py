@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from deeplink.errors import NoEngine, Refused
-from deeplink.router.choice import Engine, Pair, Plain, choose, table
+from deeplink.errors import NoEngine, Overloaded, Refused
+from deeplink.router.choice import Engine, Pair, Pick, Plain, Shut, choose, readers, table
+from deeplink.router.policy import Work
 
 from .fake_engine import make_contract
 
@@ -18,8 +19,17 @@ def engine(name: str, role: str = "", down: str = "", **group: Any) -> Engine:
     return Engine(name, f"http://{name}", f"http://{name}:1", contract, down)
 
 
-def pick(*engines: Engine, handoff: bool = True, turn: int = 0, **more: Any) -> Plain | Pair:
-    return choose(table(engines), handoff=handoff, load=more.pop("load", {}), turn=turn, **more)
+def first(work: Work, engines: Sequence[Engine]) -> Engine:
+    return engines[0]
+
+
+def pick(*engines: Engine, handoff: bool = True, pick: Pick = first, **more: Any) -> Plain | Pair:
+    return choose(table(engines), handoff=handoff, pick=pick, **more)
+
+
+def take(*wanted: str) -> Pick:
+    """Takes an engine with one of these names; there has to be one."""
+    return lambda work, engines: next(engine for engine in engines if engine.name in wanted)
 
 
 def names(choice: Plain | Pair) -> tuple[str, ...]:
@@ -33,29 +43,62 @@ def test_a_pair_that_agrees_is_taken() -> None:
     assert choice.agreement.exact
 
 
-def test_pairs_take_turns() -> None:
-    engines = [engine(name, "prefill" if name < "c" else "decode") for name in "abcd"]
-    seen = Counter(names(pick(*engines, turn=turn)) for turn in range(8))
-    assert set(seen.values()) == {2}
-    assert len(seen) == 4
+def test_who_prefills_is_picked_first_then_who_decodes_for_it() -> None:
+    asked: list[tuple[str, list[str]]] = []
+
+    def last(work: Work, engines: Sequence[Engine]) -> Engine:
+        asked.append((work, [engine.name for engine in engines]))
+        return engines[-1]
+
+    engines = [engine(name, "prefill") for name in "ab"] + [engine(name, "decode") for name in "cd"]
+    assert names(pick(*engines, pick=last)) == ("b", "d")
+    assert asked == [("prefill", ["a", "b"]), ("decode", ["c", "d"])]
 
 
-def test_fewest_open_requests_first() -> None:
-    engines = [engine(name, "prefill" if name < "c" else "decode") for name in "abcd"]
-    for turn in range(4):
-        assert names(pick(*engines, turn=turn, load={"a": 2, "d": 1})) == ("b", "c")
+def test_decode_is_picked_among_those_the_prefill_engine_agrees_with() -> None:
+    engines = [engine("a", "prefill"), engine("b", "prefill", dtype="float16")]
+    engines += [engine("c", "decode"), engine("d", "decode", dtype="float16")]
+    assert names(pick(*engines, pick=take("b", "d"))) == ("b", "d")
+    with pytest.raises(StopIteration):
+        pick(*engines, pick=take("b", "c"))
+
+
+def test_shut_engines_get_nothing() -> None:
+    engines = [engine("p", "prefill"), engine("d", "decode"), engine("e", "decode")]
+    assert names(pick(*engines, shut={"d": Shut("draining")})) == ("p", "e")
+    assert names(pick(*engines, shut={"d": Shut("draining")}, handoff=False)) == ("e",)
+    with pytest.raises(NoEngine, match=r"p \(draining\)"):
+        pick(*engines, shut={"p": Shut("draining")})
+
+
+def test_only_full_engines_are_worth_waiting_for() -> None:
+    engines = [engine("p", "prefill"), engine("d", "decode"), engine("e", "decode")]
+    full = Shut("full", full=True)
+    with pytest.raises(Overloaded):
+        pick(*engines, shut={"d": full, "e": Shut("draining")})
+    with pytest.raises(Overloaded):
+        pick(*engines, shut={"p": full})
+    with pytest.raises(NoEngine):
+        pick(*engines, shut={"p": Shut("draining"), "d": full, "e": full})
+
+
+def test_readers_of_what_is_staged() -> None:
+    engines = [engine("p", "prefill"), engine("d", "decode"), engine("e", "decode"), engine("f", "decode")]
+    of = table([*engines, engine("q", "prefill"), engine("g", "decode", dtype="float16")])
+    pair = next(pair for pair in of.pairs if (pair.prefill.name, pair.decode.name) == ("p", "d"))
+    others = readers(of, pair, {"f": Shut("draining")}, frozenset("d"))
+    assert [(other.prefill.name, other.decode.name) for other in others] == [("p", "e")]
 
 
 def test_engines_to_avoid_are_taken_only_if_there_is_no_other() -> None:
     engines = [engine("a", "prefill"), engine("b", "prefill"), engine("d", "decode")]
-    for turn in range(3):
-        assert names(pick(*engines, turn=turn, avoid=frozenset({"a"}))) == ("b", "d")
+    assert names(pick(*engines, avoid=frozenset({"a"}))) == ("b", "d")
     assert names(pick(*engines[1:], avoid=frozenset({"b"}))) == ("b", "d")
 
 
 def test_pairs_that_refuse_are_never_taken() -> None:
     engines = [engine("p", "prefill"), engine("d", "decode", dtype="float16"), engine("e", "decode")]
-    assert {names(pick(*engines, turn=turn)) for turn in range(4)} == {("p", "e")}
+    assert names(pick(*engines)) == ("p", "e")
 
 
 def test_if_all_pairs_refuse_the_error_names_the_field() -> None:
@@ -89,12 +132,11 @@ def test_no_decode_engine_up() -> None:
 
 def test_what_cannot_be_handed_over_goes_to_an_engine_that_decodes() -> None:
     engines = [engine("p", "prefill"), engine("d", "decode"), engine("b", "both")]
-    seen = {names(pick(*engines, handoff=False, turn=turn)) for turn in range(4)}
-    assert seen == {("d",), ("b",)}
+    assert {names(pick(*engines, handoff=False, pick=take(name))) for name in "db"} == {("d",), ("b",)}
 
 
 def test_engines_that_do_both_serve_each_on_its_own() -> None:
-    seen = {names(pick(engine("a", "both"), engine("b", "both"), turn=turn)) for turn in range(4)}
+    seen = {names(pick(engine("a", "both"), engine("b", "both"), pick=take(name))) for name in "ab"}
     assert seen == {("a",), ("b",)}
     assert names(pick(engine("a", "both"), engine("b", down="never seen"))) == ("a",)
 

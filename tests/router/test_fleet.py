@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from deeplink import config as configs
-from deeplink.errors import NoEngine
-from deeplink.router.choice import Pair
 from deeplink.router.control import Control
 from deeplink.router.fleet import Fleet
 
@@ -65,36 +63,6 @@ def test_polling_sees_an_engine_go_come_back_and_restart() -> None:
     check(test)
 
 
-def test_a_request_looks_at_once() -> None:
-    async def test() -> None:
-        engines = pair()
-        async with running(engines[1]):
-            await engines[0].start()
-            await engines[0].stop()
-            async with fleet(*engines, poll=60.0) as made:
-                with pytest.raises(NoEngine):
-                    await made.choose(handoff=True)
-                await engines[0].start()
-                try:
-                    assert isinstance(await made.choose(handoff=True), Pair)
-                finally:
-                    await engines[0].stop()
-
-    check(test)
-
-
-def test_requests_that_need_an_engine_share_one_look() -> None:
-    async def test() -> None:
-        producer, consumer = pair(dtype="float16")
-        async with running(producer, consumer), fleet(producer, consumer) as made:
-            before = producer.polls
-            tries = [made.choose(handoff=True) for _ in range(50)]
-            assert all(isinstance(e, Exception) for e in await asyncio.gather(*tries, return_exceptions=True))
-            assert producer.polls == before + 1
-
-    check(test)
-
-
 def test_another_secret_is_said_to_be_that(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         engines = pair()
@@ -122,25 +90,7 @@ def test_an_engine_that_hangs_holds_up_nobody_for_long() -> None:
             began = time.monotonic()
             async with fleet(silent, consumer) as made:
                 assert "within 1 s" in seen(made)["p"]
-                with pytest.raises(NoEngine, match="within 1 s"):
-                    await made.choose(handoff=True)
             assert time.monotonic() - began < 3
-
-    check(test)
-
-
-def test_load_is_counted_while_busy() -> None:
-    async def test() -> None:
-        async with fleet() as made:
-
-            async def work() -> None:
-                with made.busy("a"), made.busy("a"), made.busy("b"):
-                    await asyncio.sleep(10)
-
-            task = asyncio.create_task(work())
-            await until(lambda: made.load == {"a": 2, "b": 1})
-            task.cancel()
-            await until(lambda: made.load == {})
 
     check(test)
 

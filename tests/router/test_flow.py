@@ -542,3 +542,193 @@ def test_an_engine_that_shows_no_sign_of_life_is_given_up(begun: bool) -> None:
             assert b"decode_failed" in got.data
 
     check(test)
+
+
+# Other engines make good what one has failed at.
+
+
+def trio(*roles: str) -> list[FakeEngine]:
+    return [FakeEngine(f"{role[0]}{number}", make_contract(role)) for number, role in enumerate(roles)]
+
+
+@pytest.mark.parametrize("answer", [answers(500), answers(200, b" "), dies, cut_short])
+def test_a_failed_prefill_is_tried_at_another_engine(answer: Handler) -> None:
+    async def test() -> None:
+        bad, good, consumer = trio("prefill", "prefill", "decode")
+        bad.answer = answer
+        async with rig(bad, good, consumer) as route:
+            for _ in range(2):
+                got = await route.complete(ASK)
+                assert got.status == 200, got.data
+                assert got.headers["x-deeplink-prefill"] == good.name
+            assert len(bad.calls) == 1
+            assert len(consumer.calls) == 2
+            await until(lambda: len(bad.deleted) == len(bad.calls))
+
+    check(test)
+
+
+@pytest.mark.parametrize("ask", [ASK, STREAM])
+@pytest.mark.parametrize("state", ["staged", "filling", "drained"])
+@pytest.mark.parametrize(
+    "answer", [answers(500), dies, streams(b'data: {"error": {"message": "boom", "code": 500}}\n\n')]
+)
+def test_what_is_staged_goes_to_another_decode_engine(ask: dict[str, Any], state: str, answer: Handler) -> None:
+    """A claim that was made has used it up; then, and only then, the prompt is prefilled again."""
+
+    async def test() -> None:
+        producer, bad, good = trio("prefill", "decode", "decode")
+        bad.answer, producer.state = answer, state
+        async with rig(producer, bad, good) as route:
+            for _ in range(2):
+                got = await route.complete(ask)
+                assert got.status == 200, got.data
+                assert b"boom" not in got.data
+                assert got.headers["x-deeplink-decode"] == good.name
+            assert len(bad.calls) == 1
+            assert len(producer.calls) == (3 if state == "drained" else 2)
+            failed = bad.calls[0].ticket
+            again = next(call.ticket for call in good.calls if call.ticket.consumer == good.contract.epoch)
+            assert again.consumer == good.contract.epoch
+            assert (failed.handoff in [call.ticket.handoff for call in good.calls]) == (state != "drained")
+            await until(lambda: failed.handoff in bad.deleted)
+
+    check(test)
+
+
+def test_tries_end() -> None:
+    async def test() -> None:
+        producer, *consumers = trio("prefill", "decode", "decode", "decode", "decode")
+        for consumer in consumers:
+            consumer.answer = answers(500)
+        producer.state = "staged"
+        async with rig(producer, *consumers, retries=2) as route:
+            got = await route.complete(ASK)
+            assert (got.status, got.error["code"]) == (502, "decode_failed")
+            assert sum(len(consumer.calls) for consumer in consumers) == 3
+            assert len(producer.calls) == 1
+            await cancelled_on(got, producer, *(consumer for consumer in consumers if consumer.calls))
+        async with rig(producer, *consumers, retries=0) as route:
+            before = sum(len(consumer.calls) for consumer in consumers)
+            assert (await route.complete(ASK)).status == 502
+            assert sum(len(consumer.calls) for consumer in consumers) == before + 1
+
+    check(test)
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_an_engine_that_is_unavailable_is_gone_around(status: int) -> None:
+    async def test() -> None:
+        bad, good = trio("both", "both")
+        bad.answer = answers(status, b'{"error": {"message": "no"}}', Retry_After="7")
+        async with rig(bad, good) as route:
+            assert {(await route.complete(ASK)).status for _ in range(4)} == {200}
+            await good.stop()
+            got = await route.complete(ASK)
+            assert (got.status, got.data, got.headers["retry-after"]) == (status, b'{"error": {"message": "no"}}', "7")
+
+    check(test)
+
+
+def test_nothing_is_tried_again_once_a_byte_is_out() -> None:
+    async def test() -> None:
+        bad, good = trio("both", "both")
+        bad.answer = good.answer = streams(CHUNKS[0], die=True)
+        async with rig(bad, good) as route:
+            got = await route.complete(STREAM)
+            assert got.status == 200
+            assert b"decode_failed" in got.data
+            assert len(bad.calls) + len(good.calls) == 1
+
+    check(test)
+
+
+def test_a_short_prompt_is_not_handed_over() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        async with rig(producer, consumer, min_prefill=10) as route:
+            short, long = {"prompt": "x" * 36}, {"prompt": "x" * 40}
+            assert (await route.complete(short)).headers["x-deeplink-path"] == "plain"
+            assert (await route.complete(long)).headers["x-deeplink-path"] == "handoff"
+            assert (await route.complete({"prompt": [1] * 9})).headers["x-deeplink-path"] == "plain"
+            assert (await route.complete({"prompt": [1] * 10})).headers["x-deeplink-path"] == "handoff"
+
+    check(test)
+
+
+# Both engines at once.
+
+
+def together(*engines: FakeEngine, **section: Any) -> Any:
+    return rig(*engines, dispatch="together", **section)
+
+
+def test_together_both_are_asked_with_one_ticket_before_prefill_is_done() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.delay, consumer.delay = 0.3, 0.4
+        async with together(producer, consumer) as route:
+            task = asyncio.create_task(route.complete(ASK))
+            await until(lambda: producer.calls and consumer.calls, 0.25)
+            assert producer.calls[0].part["ticket"] == consumer.calls[0].part["ticket"]
+            got = await task
+            assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff")
+            assert not producer.deleted
+            assert not consumer.deleted
+
+    check(test)
+
+
+def test_together_decode_may_answer_before_prefill_does() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.delay = 5
+        async with together(producer, consumer) as route:
+            got = await route.complete(STREAM)
+            assert got.data == b"".join(CHUNKS)
+            await until(lambda: producer.calls[0].cancelled)
+            await cancelled_on(got, producer)
+
+    check(test)
+
+
+@pytest.mark.parametrize(("status", "seen"), [(400, 400), (500, 502)])
+def test_together_a_failed_prefill_ends_decode_at_once(status: int, seen: int) -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.answer, consumer.delay = answers(status), 5
+        async with together(producer, consumer) as route:
+            got = await route.complete(ASK)
+            assert got.status == seen
+            await until(lambda: consumer.calls[0].cancelled, 1.0)
+            await cancelled_on(got, producer, consumer)
+
+    check(test)
+
+
+def test_together_a_failed_decode_ends_prefill_at_once() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.delay, consumer.answer = 5, answers(500)
+        async with together(producer, consumer) as route:
+            got = await route.complete(ASK)
+            assert (got.status, got.error["code"]) == (502, "decode_failed")
+            await until(lambda: producer.calls[0].cancelled, 1.0)
+            await cancelled_on(got, producer, consumer)
+
+    check(test)
+
+
+def test_together_a_failed_decode_is_replaced_while_prefill_runs() -> None:
+    async def test() -> None:
+        producer, bad, good = trio("prefill", "decode", "decode")
+        producer.delay, producer.state, bad.answer = 0.3, "filling", answers(500)
+        good.delay = 0.4
+        async with together(producer, bad, good) as route:
+            for _ in range(2):
+                got = await route.complete(ASK)
+                assert (got.status, got.headers["x-deeplink-decode"]) == (200, good.name)
+            assert len(producer.calls) == 2
+            assert len(bad.calls) == 1
+
+    check(test)

@@ -1,0 +1,186 @@
+"""Which engines a request gets, now or after a wait: what the policies say, among those that take requests.
+
+Between a choice and its `take` nothing else may run, or two requests choose by the same load: `choose` does not suspend
+after it has chosen, and its caller takes the engines at once.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deeplink.config import RouterSection
+from deeplink.errors import DeeplinkError, Overloaded
+from deeplink.registry import Registry
+from deeplink.router import prefix
+from deeplink.router.breaker import Breaker
+from deeplink.router.choice import Engine, Pair, Plain, Shut, choose, readers
+from deeplink.router.fleet import Fleet
+from deeplink.router.load import Hold, Load
+from deeplink.router.policy import Policy, Snapshot, View, Work
+from deeplink.router.queue import Queue
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What of a request matters to the choice. `tokens`, of the prompt, and `output` are estimates; `chain` are the
+    hashes of the prompt (`prefix.hashes`), empty where no policy reads prompts."""
+
+    handoff: bool
+    tokens: int = 0
+    output: int = 0
+    session: str = ""
+    chain: tuple[int, ...] = ()
+
+
+class Admission:
+    """Raises PluginError on making if the configuration names a policy that no plugin has."""
+
+    def __init__(self, fleet: Fleet, section: RouterSection, policies: Registry[Policy]) -> None:
+        self._fleet = fleet
+        self._section = section
+        self._policies = {
+            "prefill": policies.get(section.prefill_policy),
+            "decode": policies.get(section.decode_policy),
+        }
+        self.reads_prompts = any(policy.reads_prompts for policy in self._policies.values())
+        self.load = Load()
+        self.queue = Queue(section.queue, section.queue_seconds)
+        self.draining: set[str] = set()
+        self._prefixes = prefix.Prefixes()
+        self._breakers: dict[str, Breaker] = {}
+        self._epochs: dict[str, str] = {}
+        self._turn = 0
+        self._stride = 1
+        fleet.on_change = self.changed
+        self.changed()
+
+    async def choose(self, need: Need, avoid: frozenset[str] = frozenset()) -> Plain | Pair:
+        """As `choice.choose`, waiting while all engines are full. Where nothing is found, all engines are looked at
+        once more before that is raised."""
+        try:
+            return await self.queue.turn(lambda: self._choose(need, avoid))
+        except Overloaded:
+            raise
+        except DeeplinkError:
+            await self._fleet.look()
+        return await self.queue.turn(lambda: self._choose(need, avoid))
+
+    def reader(self, pair: Pair, need: Need, avoid: frozenset[str]) -> Pair | None:
+        """Another pair with the same prefill engine, whose decode engine can fetch what is staged there."""
+        pairs = readers(self._fleet.table, pair, self.shut(), avoid)
+        if not pairs:
+            return None
+        chosen = self._pick(need, "decode", [other.decode for other in pairs])
+        return next(other for other in pairs if other.decode is chosen)
+
+    def take(self, engine: Engine, need: Need, *, prefill: bool, decode: bool) -> Hold:
+        """Counts the request at this engine, which was just chosen for it, until the hold ends."""
+        trying = self._breaker(engine.name).begin()
+        if prefill and need.chain:
+            self._prefixes.add(engine.name, need.chain)
+        return self.load.take(
+            engine.name,
+            prefill=need.tokens if prefill else 0,
+            decode=need.tokens + need.output if decode else 0,
+            ended=lambda: self._ended(engine.name, trying),
+        )
+
+    def succeeded(self, engine: Engine) -> None:
+        self._breaker(engine.name).succeeded()
+
+    def failed(self, engine: Engine) -> None:
+        """A request failed, and it was this engine's doing."""
+        self._breaker(engine.name).failed(time.monotonic())
+
+    def shut(self) -> dict[str, Shut]:
+        """The engines that get no new requests, and why."""
+        found: dict[str, Shut] = {}
+        now, limit = time.monotonic(), self._section.max_requests
+        for engine in self._fleet.table.engines:
+            name = engine.name
+            breaker = self._breakers.get(name)
+            if name in self.draining:
+                found[name] = Shut("draining")
+            elif breaker is not None and (why := breaker.shut(now)):
+                found[name] = Shut(why)
+            elif limit and self.load.requests[name] >= limit:
+                found[name] = Shut(f"{limit} requests run there, the limit", full=True)
+            elif (use := self._fleet.use(name)) >= self._section.kv_limit:
+                found[name] = Shut(f"{use:.0%} of its KV memory is in use", full=True)
+        return found
+
+    def changed(self) -> None:
+        """Something about the engines changed: forget what was known of those that were restarted or are gone."""
+        engines = self._fleet.table.engines
+        for engine in engines:
+            epoch = engine.contract.epoch if engine.contract else ""
+            if epoch and self._epochs.get(engine.name) != epoch:
+                self._epochs[engine.name] = epoch
+                self._forget(engine.name)
+            if tokens := self._fleet.cache_tokens(engine.name):
+                self._prefixes.resize(engine.name, tokens)
+        for gone in self._epochs.keys() - {engine.name for engine in engines}:
+            del self._epochs[gone]
+            self._forget(gone)
+            self.draining.discard(gone)
+        self.queue.wake()
+
+    def _forget(self, name: str) -> None:
+        self._prefixes.forget(name)
+        self.load.forget(name)
+        self._breakers.pop(name, None)
+
+    def _ended(self, name: str, trying: bool) -> None:
+        if trying and (breaker := self._breakers.get(name)) is not None:
+            breaker.ended()
+        self.queue.wake()
+
+    def _breaker(self, name: str) -> Breaker:
+        breaker = self._breakers.get(name)
+        if breaker is None:
+            section = self._section
+            breaker = self._breakers[name] = Breaker(section.breaker_failures, section.breaker_seconds)
+        return breaker
+
+    def _choose(self, need: Need, avoid: frozenset[str]) -> Plain | Pair:
+        self._turn += 1
+        self._stride = 1
+        return choose(
+            self._fleet.table,
+            handoff=need.handoff,
+            pick=lambda work, engines: self._pick(need, work, engines),
+            shut=self.shut(),
+            avoid=avoid,
+        )
+
+    def _pick(self, need: Need, work: Work, engines: Sequence[Engine]) -> Engine:
+        policy = self._policies[work]
+        chain = need.chain if policy.reads_prompts else ()
+        snapshot = Snapshot(
+            work,
+            tuple(self._view(engine, chain) for engine in engines),
+            need.tokens,
+            # In pairs the two would go round in step otherwise, and some pairs never be chosen.
+            self._turn if work == "prefill" else self._turn // self._stride,
+            (random.random(), random.random()),
+            need.session,
+            chain[0] if chain else 0,
+        )
+        if work == "prefill":
+            self._stride = len(engines)
+        return engines[policy.pick(snapshot)]
+
+    def _view(self, engine: Engine, chain: tuple[int, ...]) -> View:
+        name, load = engine.name, self.load
+        return View(
+            name,
+            load.prefill[name],
+            load.decode[name],
+            load.requests[name],
+            engine.weight,
+            load.seconds.get(name, 0.0),
+            self._prefixes.held(name, chain) if chain else 0,
+        )

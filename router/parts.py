@@ -1,0 +1,23 @@
+"""Where the application keeps its parts, for the handlers of every module."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from deeplink.config import Config
+from deeplink.router.admission import Admission
+from deeplink.router.fleet import Fleet
+from deeplink.router.flow import Flow
+from deeplink.router.listed import Listed
+from deeplink.router.metrics import Metrics
+from deeplink.router.registered import Registered
+from deeplink.router.upstream import Upstream
+
+CONFIG = web.AppKey("config", Config)
+FLEET = web.AppKey("fleet", Fleet)
+ADMISSION = web.AppKey("admission", Admission)
+FLOW = web.AppKey("flow", Flow)
+LISTED = web.AppKey("listed", Listed)
+METRICS = web.AppKey("metrics", Metrics)
+REGISTERED = web.AppKey("registered", Registered)
+UPSTREAM = web.AppKey("upstream", Upstream)

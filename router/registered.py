@@ -1,0 +1,78 @@
+"""Engines that say themselves that they are there, and are there for as long as they go on saying so.
+
+An engine is believed what it says because it knows the secret that engines and router share. What can be done with it
+is in its contract, as for every engine; its epoch is only said so that a restart is seen at once. The names of engines
+that the file or an operator has named are not to be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Annotated
+
+from pydantic import Field
+
+from deeplink.config import EngineEntry
+from deeplink.errors import InvalidRequest
+from deeplink.router.fleet import Fleet
+
+LOOK = 0.2
+"""Seconds between two looks for engines that have fallen silent."""
+
+log = logging.getLogger(__name__)
+
+
+class Heartbeat(EngineEntry):
+    """Where an engine is, its epoch, and how many seconds this holds; it says it again well before."""
+
+    epoch: Annotated[str, Field(min_length=1, max_length=256)]
+    seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
+
+    @property
+    def entry(self) -> EngineEntry:
+        return EngineEntry(name=self.name, url=self.url, control=self.control, weight=self.weight)
+
+
+class Registered:
+    """The engines of a fleet that have registered themselves."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._until: dict[str, float] = {}
+
+    async def heard(self, beat: Heartbeat) -> None:
+        """Raises InvalidRequest if the name is someone else's."""
+        known = {engine.name: engine for engine in self._fleet.table.engines}
+        if beat.name in known and beat.name not in self._until:
+            raise InvalidRequest(
+                "an engine of that name was not registered by itself",
+                field="name",
+                theirs=beat.name,
+                remedy="register under another name",
+            )
+        if beat.name not in known:
+            log.info("engine %s has registered at %s", beat.name, beat.url)
+        self._until[beat.name] = time.monotonic() + beat.seconds
+        self._fleet.put(beat.entry)
+        engine = known.get(beat.name)
+        if engine is None or engine.down or engine.contract is None or engine.contract.epoch != beat.epoch:
+            await self._fleet.look((beat.name,))
+
+    def leave(self, name: str) -> bool:
+        """The engine says that it goes. False if it had not registered."""
+        if self._until.pop(name, None) is None:
+            return False
+        self._fleet.remove(name)
+        log.info("engine %s has left", name)
+        return True
+
+    async def watch(self) -> None:
+        """Until it is cancelled: engines that have fallen silent are removed."""
+        while True:
+            await asyncio.sleep(LOOK)
+            now = time.monotonic()
+            for name in [name for name, until in self._until.items() if until <= now]:
+                log.warning("engine %s has not been heard of in time", name)
+                self.leave(name)

@@ -1,0 +1,173 @@
+"""The two stages of a request: what an engine's answer to each means, and whose doing a failure is.
+
+An engine's own answer carries no reason for a failed handoff, so its control endpoint is asked for it; a failure that
+nobody explains counts against the engine that was called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from deeplink.errors import DecodeFailed, DeeplinkError, PrefillFailed, RouteError
+from deeplink.router.admission import Admission
+from deeplink.router.call import Opened, ask, relay
+from deeplink.router.choice import Engine
+from deeplink.router.exchange import Answer, Exchange
+from deeplink.router.fleet import Fleet
+from deeplink.router.headers import to_client
+from deeplink.router.load import Hold
+from deeplink.router.retry import UNAVAILABLE, UNSERVED, TurnedAway
+from deeplink.router.upstream import Lost, NotSent, Upstream
+
+MAX_QUOTE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """Where a decode engine gets its cache from: by when (of time.monotonic), and the prefill, if that still runs."""
+
+    producer: Engine
+    until: float
+    prefilling: asyncio.Task[Answer | None] | None = None
+
+
+class Stages:
+    """Calls engines for `Flow`. `deadline` is only said in messages."""
+
+    def __init__(self, fleet: Fleet, admission: Admission, upstream: Upstream, deadline: float) -> None:
+        self._fleet = fleet
+        self._admission = admission
+        self._upstream = upstream
+        self._deadline = deadline
+
+    async def prefill(self, exchange: Exchange, engine: Engine, body: bytes, until: float) -> Answer | None:
+        """Runs the prefill. None if it is done; an answer if the client's request was not to the engine's liking."""
+
+        async def late() -> None:
+            failure = PrefillFailed(f"engine {engine.name} did not prefill within {self._deadline:g} s")
+            raise await self._explained(failure, exchange.handoff, engine, (engine,))
+
+        try:
+            opened = await ask(self._upstream, self._fleet, engine, exchange, body, until, late)
+        except NotSent as exc:
+            self._admission.failed(engine)
+            raise PrefillFailed(f"engine {engine.name}: {exc}") from exc
+        except Lost as exc:
+            failure = PrefillFailed(f"engine {engine.name}: {exc}")
+            raise await self._explained(failure, exchange.handoff, engine, (engine,)) from exc
+        opened.reply.close()
+        if 400 <= opened.reply.status < 500:
+            return _whole(opened)
+        if not opened.ok or opened.fault():
+            failure = PrefillFailed(_complaint(engine, opened))
+            raise await self._explained(failure, exchange.handoff, engine, (engine,))
+        self._admission.succeeded(engine)
+        return None
+
+    @asynccontextmanager
+    async def decode(
+        self, exchange: Exchange, engine: Engine, body: bytes, hold: Hold, handed: Handed | None = None
+    ) -> AsyncIterator[Answer]:
+        """The answer of the engine that decodes; `handed` is set when it gets its cache from another. Raises only on
+        entering, also what the prefill that still runs raises."""
+        sides = (engine, handed.producer) if handed else ()
+
+        async def late() -> None:
+            state = await self._fleet.state(engine, exchange.handoff)
+            if state is not None and state.state == "loaded":
+                return
+            failure = DecodeFailed(
+                f"engine {engine.name} did not load the KV cache within {self._deadline:g} s of the start"
+            )
+            raise await self._explained(failure, exchange.handoff, engine, sides)
+
+        until = handed.until if handed else None
+        asking = ask(self._upstream, self._fleet, engine, exchange, body, until, late)
+        try:
+            if handed is not None and handed.prefilling is not None:
+                opened = await _beside(asking, handed.prefilling)
+                if isinstance(opened, Answer):
+                    yield opened
+                    return
+            else:
+                opened = await asking
+        except NotSent as exc:
+            self._admission.failed(engine)
+            raise DecodeFailed(f"engine {engine.name}: {exc}") from exc
+        except Lost as exc:
+            failure = DecodeFailed(f"engine {engine.name}: {exc}")
+            raise await self._explained(failure, exchange.handoff, engine, sides) from exc
+        exchange.phase = "decoding"
+        hold.prefilled()
+        try:
+            answer = await self._judged(exchange, engine, opened, sides)
+            if isinstance(answer.body, bytes):
+                yield answer
+            else:
+                async with aclosing(answer.body):
+                    yield answer
+        finally:
+            opened.reply.close()
+            hold.end(well=exchange.finished)
+
+    async def _judged(self, exchange: Exchange, engine: Engine, opened: Opened, sides: Iterable[Engine]) -> Answer:
+        status = opened.reply.status
+        if (opened.ok and exchange.generates and opened.fault()) or (sides and status >= 500):
+            failure = DecodeFailed(_complaint(engine, opened))
+            told = await self._explained(failure, exchange.handoff, engine, sides)
+            if told is not failure or (refused := opened.client_error()) is None:
+                raise told
+            return Answer(refused[0], [("Content-Type", "application/json")], refused[1])
+        if status in UNAVAILABLE:
+            self._admission.failed(engine)
+        if status in UNAVAILABLE or (status in UNSERVED and not exchange.generates):
+            raise TurnedAway(_complaint(engine, opened), _whole(opened))
+        self._admission.succeeded(engine)
+        if opened.events is None:
+            if opened.ok:
+                exchange.phase = "done"
+            return _whole(opened)
+        return Answer(200, to_client(opened.reply.headers), relay(exchange, self._fleet, engine, opened))
+
+    async def _explained(
+        self, failure: RouteError, handoff: str, called: Engine, engines: Iterable[Engine]
+    ) -> DeeplinkError:
+        """The reason an engine has for the failed handoff, as the error it raised there; else `failure`."""
+        for engine in engines:
+            state = await self._fleet.state(engine, handoff)
+            if state is not None and state.reason is not None:
+                return DeeplinkError.from_reason(state.reason)
+        self._admission.failed(called)
+        return failure
+
+
+async def _beside(asking: Awaitable[Opened], prefilling: asyncio.Task[Answer | None]) -> Opened | Answer:
+    """The decode engine's answer while prefill runs, or prefill's, if that is an early one. Raises what fails first."""
+    task = asyncio.ensure_future(asking)
+    handed_over = False
+    try:
+        await asyncio.wait({task, prefilling}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and (early := prefilling.result()) is not None:
+            return early
+        opened = await task
+        handed_over = True
+        return opened
+    finally:
+        if not task.done():
+            task.cancel()
+        elif not handed_over and not task.cancelled() and task.exception() is None:
+            task.result().reply.close()
+
+
+def _whole(opened: Opened) -> Answer:
+    return Answer(opened.reply.status, to_client(opened.reply.headers), opened.data)
+
+
+def _complaint(engine: Engine, opened: Opened) -> str:
+    if opened.ok:
+        return f"engine {engine.name} answered with {opened.fault()}"
+    quote = opened.data[:MAX_QUOTE].decode(errors="replace").strip()
+    return f"engine {engine.name} answered {opened.reply.status}" + (f": {quote}" if quote else "")
