@@ -34,13 +34,16 @@ class _Strict(BaseModel):
 class EngineEntry(_Strict):
     """One engine the router may use."""
 
-    name: str
+    name: str = Field(pattern=r"^[^\x00-\x1f\x7f]+$", description="how it is called in headers, logs and errors")
     url: str = Field(pattern=r"^https?://[^/\s]+$", description="the engine's OpenAI endpoint")
     control: str = Field(
         default="",
         pattern=r"^(https?://[^/\s]+)?$",
         description=f"the engine's control endpoint; default: same host, port + {CONTROL_OFFSET}",
     )
+    kind: Annotated[
+        Literal["deeplink", "plain"], Field(description="plain: any OpenAI endpoint; it does all of a request itself")
+    ] = "deeplink"
     weight: Annotated[float, Field(gt=0, description="its share of the work, relative to the others'")] = 1.0
 
     @field_validator("url", "control")
@@ -96,7 +99,7 @@ class RouterSection(_Strict):
     tls: RouterTlsSection | None = None
     max_connections: Annotated[int, Field(ge=1, description="most connections of clients at a time")] = 4096
     header_seconds: Annotated[float, Field(gt=0, description="for a new connection's first request head")] = 10.0
-    deadline: Annotated[float, Field(gt=0, description="seconds from prefill's start to the KV being loaded")] = 120.0
+    deadline: Annotated[float, Field(gt=0, description="seconds from the choice to the KV being loaded")] = 120.0
     max_body: Annotated[int, Field(gt=0, description="largest request body, bytes")] = 32 << 20
     poll: Annotated[float, Field(gt=0, description="seconds between looks at each engine's contract")] = 1.0
 

@@ -7,6 +7,7 @@ Protocol, bytes in and bytes out:
     admin      the operators' API                       headers    which headers pass
     paths      which paths pass                         keys       who may ask for what
     openai     how errors look to clients               sse        where one event ends
+    usage      which tokens of a handoff were cached
     body       what the engines are sent                metrics    what is counted, for Prometheus
 
 Flow, which calls make one request:
@@ -25,5 +26,5 @@ Choice, which engine or which pair:
     registered engines that register themselves         parts      where the application keeps its parts
 
 Only `app`, `admin`, `parts` and `serve` know the HTTP server, only `upstream` and `control` the HTTP client. `choice`,
-`policies`, `prefix`, `breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse` and `openai` do no IO.
+`policies`, `prefix`, `breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
 """

@@ -108,7 +108,7 @@ async def _given(request: web.Request, kind: type[Entry]) -> Entry:
         first = exc.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidRequest(f"{first['msg']}", field=where, theirs=repr(first["input"])[:200]) from exc
-    except ValueError as exc:
+    except (ValueError, LookupError) as exc:  # the latter for a charset that does not exist
         raise InvalidRequest("the request body is not JSON") from exc
 
 
@@ -130,7 +130,8 @@ def _state(request: web.Request, engine: Engine) -> dict[str, Any]:
         "weight": engine.weight,
         "up": not engine.down,
         "why": engine.down,
-        "role": contract.role if contract else None,
+        "kind": "plain" if engine.plain else "deeplink",
+        "role": engine.role or None,
         "chip": contract.chip if contract else None,
         "epoch": contract.epoch if contract else None,
         "draining": name in admission.draining,

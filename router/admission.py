@@ -105,7 +105,7 @@ class Admission:
             if name in self.draining:
                 found[name] = Shut("draining")
             elif breaker is not None and (why := breaker.shut(now)):
-                found[name] = Shut(why)
+                found[name] = Shut(why, doubted=True)
             elif limit and self.load.requests[name] >= limit:
                 found[name] = Shut(f"{limit} requests run there, the limit", full=True)
             elif (use := self._fleet.use(name)) >= self._section.kv_limit:

@@ -38,6 +38,8 @@ from deeplink.router.upstream import Lost, Upstream
 UPLOAD_SECONDS = 60.0
 MODELS_SECONDS = 10.0
 MAX_MODELS = 4 << 20
+METHODS = ("GET", "POST", "DELETE")
+"""What engines' APIs are called with."""
 _JSON = [("Content-Type", "application/json")]
 
 log = logging.getLogger(__name__)
@@ -115,14 +117,15 @@ async def _pass(request: web.Request) -> web.StreamResponse:
         raise web.HTTPMethodNotAllowed(request.method, ["POST"])
     if not passes(path, section.paths):
         raise web.HTTPNotFound
+    if request.method not in METHODS:
+        raise web.HTTPMethodNotAllowed(request.method, METHODS)
     raw = await _read(request, section.max_body)
     return await _answer(request, bodies.other(raw, request.content_type))
 
 
 async def _answer(request: web.Request, body: bodies.Body) -> web.StreamResponse:
     began = time.monotonic()
-    headers = to_engine(request.headers.items(), key=request.app[CONFIG].router.keys_file is None)
-    exchange = Exchange(request.path, request.path_qs, headers, body, method=request.method)
+    exchange = Exchange(request.path, request.path_qs, _headers(request), body, method=request.method)
     metrics = request.app[METRICS]
     response: web.StreamResponse | None = None
     failure: DeeplinkError | None = None
@@ -145,6 +148,11 @@ async def _answer(request: web.Request, body: bodies.Body) -> web.StreamResponse
     return response
 
 
+def _headers(request: web.Request) -> Headers:
+    """For an engine; without the key, if that is the router's."""
+    return to_engine(request.headers.items(), key=request.app[CONFIG].router.keys_file is None)
+
+
 async def _models(request: web.Request) -> web.StreamResponse:
     fleet = request.app[FLEET]
     if all(engine.down for engine in fleet.table.engines):
@@ -152,7 +160,7 @@ async def _models(request: web.Request) -> web.StreamResponse:
     up = sorted((e for e in fleet.table.engines if not e.down), key=lambda engine: not engine.consumes)
     if not up:
         raise NoEngine("no engine is up")
-    url, headers = up[0].url + request.path_qs, to_engine(request.headers.items())
+    url, headers = up[0].url + request.path_qs, _headers(request)
     try:
         answer = await asyncio.wait_for(_fetch(request.app[UPSTREAM], url, headers), MODELS_SECONDS)
     except asyncio.TimeoutError as exc:
@@ -178,10 +186,7 @@ async def _health(request: web.Request) -> web.StreamResponse:
         status, why = 503, str(exc)
     else:
         status, why = 200, ""
-    engines = {
-        engine.name: {"up": not engine.down, "role": engine.contract.role if engine.contract else None}
-        for engine in table.engines
-    }
+    engines = {engine.name: {"up": not engine.down, "role": engine.role or None} for engine in table.engines}
     return web.json_response({"ok": not why, "reason": why, "engines": engines}, status=status)
 
 
@@ -219,7 +224,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except DeeplinkError as exc:
-        log.info("%s status=%d code=%s", request.path, exc.status, exc.code)
+        # As it was sent: a path may hold line ends once it is decoded.
+        log.info("%s status=%d code=%s", request.rel_url.raw_path, exc.status, exc.code)
+        request.app[METRICS].refused(str(exc.status), exc.code)
         return _failed(exc, None)
     except web.HTTPException as exc:
         if exc.status < 400:

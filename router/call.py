@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from deeplink.errors import DecodeFailed
-from deeplink.router import openai, sse
+from deeplink.router import openai, sse, usage
 from deeplink.router.choice import Engine
 from deeplink.router.exchange import Exchange
 from deeplink.router.fleet import Fleet
@@ -96,16 +96,21 @@ async def ask(
 
 
 async def relay(exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened) -> AsyncGenerator[bytes, None]:
-    """A stream's bytes as they are; then, if it broke, one event that says so and no ``[DONE]``."""
+    """A stream's bytes as they are, but for which tokens of a handoff were cached; then, if it broke, one event that
+    says so and no ``[DONE]``."""
     events, reply = opened.events, opened.reply
     assert events is not None
-    yield opened.data
+
+    def told(whole: bytes) -> bytes:
+        return usage.merged_events(whole, exchange.cached) if exchange.handoff else whole
+
+    yield told(opened.data)
     why = ""
     with _watched(fleet, engine, reply):
         try:
             while chunk := await reply.chunk():
                 if whole := events.feed(chunk):
-                    yield whole
+                    yield told(whole)
         except Lost as lost:
             why = str(lost)
     rest = events.end() if not why else b""
@@ -113,7 +118,7 @@ async def relay(exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened
     if events.done or (not exchange.generates and not why):
         exchange.phase = "done"
         if rest:
-            yield rest
+            yield told(rest)
         return
     exchange.error = DecodeFailed(f"engine {engine.name} did not finish its answer: {why or 'the stream ended early'}")
     yield (b"\n\n" if events.torn else b"") + openai.event(exchange.error)

@@ -15,8 +15,8 @@ from deeplink.router.policy import Work
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What is known about one engine now. `contract` is its last one, None if it never gave one; `down` says
-    why it cannot be used, "" if it can."""
+    """What is known about one engine now. `contract` is its last one, None if it never gave one; `down` says why it
+    cannot be used, "" if it can. A `plain` one has no contract, and does all of a request itself."""
 
     name: str
     url: str
@@ -24,6 +24,14 @@ class Engine:
     contract: Contract | None
     down: str
     weight: float = 1.0
+    plain: bool = False
+
+    @property
+    def role(self) -> str:
+        """ "" as long as it is not known."""
+        if self.plain:
+            return "both"
+        return self.contract.role if self.contract is not None else ""
 
     @property
     def produces(self) -> bool:
@@ -31,7 +39,7 @@ class Engine:
 
     @property
     def consumes(self) -> bool:
-        return self.contract is not None and self.contract.consumes
+        return self.plain or (self.contract is not None and self.contract.consumes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +60,19 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All engines, and which of those that are up can hand over to which. Made once per change, not per
-    request."""
+    """All engines, and which of those that are up can hand over to which; `partners` are the pairs by who prefills.
+    Made once per change, not per request."""
 
     engines: tuple[Engine, ...]
     pairs: tuple[Pair, ...]
     refused: tuple[tuple[Engine, Engine, Refusal], ...]
+    partners: Mapping[str, tuple[Pair, ...]]
 
 
-def table(engines: Iterable[Engine]) -> Table:
+def table(engines: Iterable[Engine], before: Table | None = None) -> Table:
+    """What `before` says of two contracts holds still, so one engine's change costs its own row and column."""
     engines = tuple(engines)
+    known = _answers(before) if before else {}
     pairs: list[Pair] = []
     refused: list[tuple[Engine, Engine, Refusal]] = []
     for producer in engines:
@@ -72,20 +83,40 @@ def table(engines: Iterable[Engine]) -> Table:
                 continue
             if not (producer.produces and consumer.consumes):
                 continue
-            answer = negotiate(producer.contract, consumer.contract)
+            ours, theirs, answer = known.get((producer.name, consumer.name), (None, None, None))
+            if answer is None or (ours, theirs) != (producer.contract, consumer.contract):
+                answer = negotiate(producer.contract, consumer.contract)
             if isinstance(answer, Refusal):
                 refused.append((producer, consumer, answer))
             else:
                 pairs.append(Pair(producer, consumer, answer))
-    return Table(engines, tuple(pairs), tuple(refused))
+    partners: dict[str, tuple[Pair, ...]] = {}
+    for pair in pairs:
+        partners[pair.prefill.name] = (*partners.get(pair.prefill.name, ()), pair)
+    return Table(engines, tuple(pairs), tuple(refused), partners)
+
+
+Answers = dict[tuple[str, str], tuple[Contract | None, Contract | None, Agreement | Refusal]]
+
+
+def _answers(of: Table) -> Answers:
+    found: Answers = {}
+    for pair in of.pairs:
+        producer, consumer = pair.prefill, pair.decode
+        found[producer.name, consumer.name] = (producer.contract, consumer.contract, pair.agreement)
+    for producer, consumer, refusal in of.refused:
+        found[producer.name, consumer.name] = (producer.contract, consumer.contract, refusal)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """Why an engine that is up gets no new request. `full` passes by itself and soon, so it is worth waiting for."""
+    """Why an engine that is up gets no new request. `full` passes by itself and soon, so it is worth waiting for.
+    `doubted`: it has failed, but is better than none, for what failed may have been the requests."""
 
     why: str
     full: bool = False
+    doubted: bool = False
 
 
 Pick = Callable[[Work, Sequence[Engine]], Engine]
@@ -103,16 +134,16 @@ def choose(
     """The engine or pair that `pick` takes: first who prefills, then who decodes with what that one hands over.
 
     With `handoff` the request is split where the engines are meant for that (`splits`). Engines in `avoid` are taken
-    only if there is no other, those in `shut` never. Raises Overloaded if only full ones are left; NoEngine, naming who
-    is down or shut and why; or, if every pair refuses, the Refused that says in which field.
+    only if there is no other, those in `shut` never, unless all are only doubted. Raises Overloaded if only full ones
+    are left; NoEngine, naming who is down or shut and why; or, if every pair refuses, the Refused that says in which
+    field.
     """
     if handoff and splits(of.engines):
         return _pair(of, pick, shut, avoid)
     usable = [engine for engine in of.engines if not engine.down and (engine.consumes or len(of.engines) == 1)]
     if not usable:
         raise _none("decode", of.engines)
-    open_ = _open(usable, [(engine.name,) for engine in usable], shut)
-    return Plain(pick("decode", _preferred(open_, [(engine.name,) for engine in open_], avoid)))
+    return Plain(pick("decode", _preferred(_open(usable, _name, shut), _name, avoid)))
 
 
 def readers(of: Table, pair: Pair, shut: Mapping[str, Shut], avoid: frozenset[str]) -> list[Pair]:
@@ -134,20 +165,25 @@ def splits(engines: Sequence[Engine]) -> bool:
     An engine with role prefill is there to prefill for others, one with role decode to be prefilled for;
     engines that are all `both` serve each on its own. Being down does not change what an engine is for. One
     that was never seen may be the missing prefill engine, so without one that can do both it counts as such:
-    better no answer than decode engines that silently do all the work.
+    better no answer than decode engines that silently do all the work. Plain engines hand nothing over.
     """
     if len(engines) < 2:
         return False
-    roles = {engine.contract.role if engine.contract else "" for engine in engines}
-    return "prefill" in roles or {"both", "decode"} <= roles or ("" in roles and "both" not in roles)
+    roles = {engine.role for engine in engines if not engine.plain}
+    alone = "both" in roles or any(engine.plain for engine in engines)
+    return "prefill" in roles or {"both", "decode"} <= roles or ("" in roles and not alone)
 
 
 def _pair(of: Table, pick: Pick, shut: Mapping[str, Shut], avoid: frozenset[str]) -> Pair:
     if of.pairs:
-        pairs = _open(of.pairs, [_names(pair) for pair in of.pairs], shut)
-        pairs = _preferred(pairs, [_names(pair) for pair in pairs], avoid)
-        producer = pick("prefill", list({pair.prefill.name: pair.prefill for pair in pairs}.values()))
-        pairs = [pair for pair in pairs if pair.prefill is producer]
+        partners: Mapping[str, Sequence[Pair]] = of.partners
+        if shut or avoid:
+            left: dict[str, list[Pair]] = {}
+            for pair in _preferred(_open(of.pairs, _names, shut), _names, avoid):
+                left.setdefault(pair.prefill.name, []).append(pair)
+            partners = left
+        producer = pick("prefill", [pairs[0].prefill for pairs in partners.values()])
+        pairs = partners[producer.name]
         consumer = pick("decode", [pair.decode for pair in pairs])
         return next(pair for pair in pairs if pair.decode is consumer)
     if of.refused:
@@ -163,7 +199,7 @@ def _pair(of: Table, pick: Pick, shut: Mapping[str, Shut], avoid: frozenset[str]
 def _down(engines: Sequence[Engine], work: Work) -> list[Engine]:
     """The engines that might do this work if they were up."""
     able = {"prefill": ("prefill", "both", ""), "decode": ("decode", "both", "")}[work]
-    return [e for e in engines if e.down and (e.contract.role if e.contract else "") in able]
+    return [e for e in engines if e.down and e.role in able and not (e.plain and work == "prefill")]
 
 
 def _none(work: Work, engines: Sequence[Engine]) -> NoEngine:
@@ -178,22 +214,35 @@ def _none(work: Work, engines: Sequence[Engine]) -> NoEngine:
 T = TypeVar("T")
 
 
-def _names(pair: Pair) -> tuple[str, str]:
+def _name(engine: Engine) -> tuple[str, ...]:
+    return (engine.name,)
+
+
+def _names(pair: Pair) -> tuple[str, ...]:
     return pair.prefill.name, pair.decode.name
 
 
-def _open(options: Sequence[T], names: Sequence[tuple[str, ...]], shut: Mapping[str, Shut]) -> list[T]:
-    """The options none of whose engines is shut; at least one."""
-    found = [option for option, mine in zip(options, names, strict=True) if not shut.keys() & mine]
+def _open(options: Sequence[T], names: Callable[[T], tuple[str, ...]], shut: Mapping[str, Shut]) -> Sequence[T]:
+    """The options none of whose engines is shut, else those whose are only doubted; at least one."""
+    if not shut:
+        return options
+    found = [option for option in options if not shut.keys() & names(option)]
     if found:
         return found
-    if any(all(shut[name].full for name in mine if name in shut) for mine in names):
+    shuts = [[shut[name] for name in names(option) if name in shut] for option in options]
+    found = [option for option, mine in zip(options, shuts, strict=True) if all(one.doubted for one in mine)]
+    if found:
+        return found
+    if any(all(one.full or one.doubted for one in mine) for mine in shuts):
         raise Overloaded("all engines that could take the request are full")
-    shuts = sorted({name for mine in names for name in mine if name in shut})
-    raise NoEngine("no engine takes requests now: " + ", ".join(f"{name} ({shut[name].why})" for name in shuts))
+    whose = sorted({name for option in options for name in names(option) if name in shut})
+    raise NoEngine("no engine takes requests now: " + ", ".join(f"{name} ({shut[name].why})" for name in whose))
 
 
-def _preferred(options: Sequence[T], names: Sequence[tuple[str, ...]], avoid: frozenset[str]) -> list[T]:
+def _preferred(options: Sequence[T], names: Callable[[T], tuple[str, ...]], avoid: frozenset[str]) -> Sequence[T]:
     """Those with the fewest engines to be avoided."""
-    counts = [len(avoid.intersection(mine)) for mine in names]
-    return [option for option, count in zip(options, counts, strict=True) if count == min(counts)]
+    if not avoid:
+        return options
+    counts = [len(avoid.intersection(names(option))) for option in options]
+    least = min(counts)
+    return [option for option, count in zip(options, counts, strict=True) if count == least]

@@ -53,6 +53,12 @@ class Control:
             headers={"Authorization": f"Bearer {shared.control_token(secret)}"},
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        # The token is no business of engines that have no control endpoint.
+        self._bare = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0),
+            timeout=aiohttp.ClientTimeout(total=SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
 
     async def contract(self, url: str) -> Contract:
         """Raises PeerGone, ConfigError (another secret), ProtocolError, or Refused (another wire version)."""
@@ -93,13 +99,22 @@ class Control:
         except PeerGone as exc:
             log.debug("handoff %s not cancelled at %s: %s", handoff, url, exc)
 
+    async def alive(self, url: str) -> None:
+        """Whether a plain engine answers its ``/health`` well. Raises PeerGone, or ProtocolError with the status."""
+        status, _ = await self._call("GET", f"{url}/health", MAX_STATE, self._bare)
+        if status >= 300:
+            raise ProtocolError(f"{url}/health answered {status}", field="status", theirs=str(status))
+
     async def close(self) -> None:
         await self._session.close()
+        await self._bare.close()
 
-    async def _call(self, method: str, url: str, limit: int) -> tuple[int, bytes]:
+    async def _call(
+        self, method: str, url: str, limit: int, session: aiohttp.ClientSession | None = None
+    ) -> tuple[int, bytes]:
         """Status and at most `limit` + 1 bytes of the body."""
         try:
-            async with self._session.request(method, url, allow_redirects=False) as response:
+            async with (session or self._session).request(method, url, allow_redirects=False) as response:
                 data = bytearray()
                 async for chunk in response.content.iter_any():
                     data += chunk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from deeplink.errors import DeeplinkError
 from deeplink.router.body import Body
@@ -23,7 +23,9 @@ class Exchange:
     `phase` is done only when the whole answer has come from the engine: until then something may be left to
     cancel. `error` is set where the answer had begun and could not be completed. `target` is the path with
     the client's query, as the engines get it. `asked` are the engines that have been sent their part of the handoff,
-    `tries` how many more times something may be tried again, `tried` how many times it was.
+    `tries` how many more times something may be tried again, `tried` how many times it was. `cached` is what
+    the prefill engine said of the prompt tokens it had cached. `ends` are the handoffs that were begun for it: who
+    prefilled, who was last to decode, and whether it was finished.
     """
 
     path: str
@@ -39,6 +41,8 @@ class Exchange:
     tries: int = 0
     tried: int = 0
     method: str = "POST"
+    cached: dict[str, Any] | None = None
+    ends: list[tuple[str, str, bool]] = field(default_factory=list)
 
     @property
     def chat(self) -> bool:

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from deeplink.config import Config, EngineEntry
 from deeplink.errors import DeeplinkError
@@ -22,6 +23,8 @@ CANCEL_SECONDS = 2.0
 # How long an engine may be silent on its control endpoint and on a stream before the stream is given up.
 # Long, because an engine under load may well miss a few looks.
 PATIENCE_SECONDS = 30.0
+REMOVED_SECONDS = 600.0
+"""The same for an engine that was removed while the call ran."""
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +68,16 @@ class Fleet:
         """An engine that is new, or reached elsewhere than before; the next look finds out about it."""
         old = self._engines.get(entry.name)
         new = _unseen(entry)
-        if old is not None and (old.url, old.control) == (new.url, new.control):
+        if old is not None and (old.url, old.control, old.plain) == (new.url, new.control, new.plain):
             if old.weight == new.weight:
                 return
             new = replace(old, weight=new.weight)
         else:
             self._answered[entry.name] = time.monotonic()
             self._status.pop(entry.name, None)
+            # It is being looked for where it was.
+            if (look := self._looks.pop(entry.name, None)) is not None:
+                look.cancel()
         self._engines[entry.name] = new
         self._changed()
 
@@ -101,9 +107,8 @@ class Fleet:
         names = tuple(self._engines if names is None else names)
         for name in names:
             if name not in self._looks and name in self._engines:
-                task = asyncio.create_task(self._look(name))
-                task.add_done_callback(lambda _, name=name: self._looks.pop(name))  # type: ignore[misc]
-                self._looks[name] = task
+                self._looks[name] = task = asyncio.create_task(self._look(name))
+                task.add_done_callback(partial(self._looked, name))
         if tasks := [self._looks[name] for name in names if name in self._looks]:
             await asyncio.wait(tasks)
 
@@ -122,11 +127,13 @@ class Fleet:
         """Why a call to this engine is to be given up: the engine is down, and neither its control endpoint
         nor the call (`heard`, of time.monotonic) has given a sign of life for `patience` seconds. Else ""."""
         now = self._engines.get(engine.name)
-        if now is None:
-            return ""
         seconds = time.monotonic() - max(self._answered[engine.name], heard)
-        down = now.down
-        return f"no sign of life for {seconds:.0f} s ({down})" if down and seconds >= self._patience else ""
+        if now is None or now.control != engine.control:
+            # Nobody looks at it any more, so only the call itself can tell.
+            return f"it was removed and is silent for {seconds:.0f} s" if seconds >= REMOVED_SECONDS else ""
+        if now.down and seconds >= self._patience:
+            return f"no sign of life for {seconds:.0f} s ({now.down})"
+        return ""
 
     async def _cancel(self, engine: Engine, handoff: str) -> None:
         try:
@@ -143,8 +150,12 @@ class Fleet:
         old = self._engines[name]
         status: Status | None = None
         try:
-            new = replace(old, contract=await self._control.contract(old.control), down="")
-            status = await self._control.status(old.control)
+            if old.plain:
+                await self._control.alive(old.url)
+                new = replace(old, down="")
+            else:
+                new = replace(old, contract=await self._control.contract(old.control), down="")
+                status = await self._control.status(old.control)
         except DeeplinkError as exc:
             new = replace(old, down=str(exc))
         if self._engines.get(name) is not old:
@@ -159,17 +170,23 @@ class Fleet:
             return
         if new.down:
             log.warning("engine %s is down: %s", name, new.down)
-        elif old.down and new.contract:
-            log.info("engine %s is up: role %s, epoch %s", name, new.contract.role, new.contract.epoch)
+        elif old.down:
+            epoch = new.contract.epoch if new.contract else "unknown"
+            log.info("engine %s is up: role %s, epoch %s", name, new.role, epoch)
         elif new.contract:
             log.info("engine %s has a new contract, epoch %s", name, new.contract.epoch)
         self._engines[name] = new
         self._changed()
 
+    def _looked(self, name: str, look: asyncio.Task[None]) -> None:
+        if self._looks.get(name) is look:
+            del self._looks[name]
+
     def _changed(self) -> None:
-        self._table = table(self._engines.values())
+        self._table = table(self._engines.values(), self._table)
         self.on_change()
 
 
 def _unseen(entry: EngineEntry) -> Engine:
-    return Engine(entry.name, entry.url, entry.control, None, "not looked at yet", entry.weight)
+    plain = entry.kind == "plain"
+    return Engine(entry.name, entry.url, entry.control, None, "not looked at yet", entry.weight, plain)

@@ -140,6 +140,7 @@ class Flow:
         exchange.handoff = tickets.new_handoff()
         exchange.prefill, exchange.decode = pair.prefill.name, pair.decode.name
         exchange.phase = "prefilling"
+        exchange.cached = None
         exchange.asked.clear()
         ticket = self._ticket(exchange.handoff, pair, until)
         async with AsyncExitStack() as stack:
@@ -191,14 +192,15 @@ class Flow:
 
     def _release(self, exchange: Exchange) -> None:
         """Leaves nothing behind of a handoff that did not reach its end."""
-        if exchange.phase != "done":
+        exchange.ends.append((exchange.prefill, exchange.decode, exchange.finished))
+        if not exchange.finished:
             self._fleet.cancel(exchange.handoff, exchange.asked)
 
     def _drop(self, exchange: Exchange, producer: Engine, prefilling: asyncio.Task[Answer | None]) -> None:
         """The answer is complete, or will never be: nobody waits for prefill any more."""
         if not prefilling.done():
             prefilling.cancel()
-            if exchange.phase == "done":
+            if exchange.finished:
                 self._fleet.cancel(exchange.handoff, (producer,))
 
     def _ticket(self, handoff: str, pair: Pair, until: float) -> str:

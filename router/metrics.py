@@ -62,9 +62,13 @@ class Metrics:
             self._errors.labels(code).inc()
         if exchange.tried:
             self._tries.inc(exchange.tried)
-        if exchange.handoff:
-            end = "done" if exchange.finished else "cancelled"
-            self._handoffs.labels(exchange.prefill, exchange.decode, end).inc()
+        for prefill, decode, finished in exchange.ends:
+            self._handoffs.labels(prefill, decode, "done" if finished else "cancelled").inc()
+
+    def refused(self, status: str, code: str) -> None:
+        """A request was not served at all: no key, no JSON, too large."""
+        self._requests.labels("none", status).inc()
+        self._errors.labels(code).inc()
 
 
 class _Now(Collector):
@@ -88,7 +92,7 @@ class _Now(Collector):
         )
         for engine in self._fleet.table.engines:
             name = engine.name
-            up.add_metric((name, engine.contract.role if engine.contract else ""), float(not engine.down))
+            up.add_metric((name, engine.role), float(not engine.down))
             taking.add_metric((name,), float(not engine.down and name not in shut))
             use.add_metric((name,), self._fleet.use(name))
             requests.add_metric((name,), load.requests[name])

@@ -15,5 +15,7 @@ def passes(path: str, allowed: Iterable[str]) -> bool:
     # A path that is written in more than one way is not matched but refused.
     if any(part in (".", "..") for part in segments) or "" in segments[:-1] or "\\" in path or "%" in path:
         return False
+    if not path.isprintable():
+        return False
     bare = path.rstrip("/")
     return bare not in OPERATORS and any(fnmatchcase(path, pattern) for pattern in allowed)

@@ -14,7 +14,7 @@ import xxhash
 CHUNK = 256
 """Bytes of text."""
 CHUNK_TOKENS = CHUNK // 4
-MAX_CHUNKS = 512
+MAX_CHUNKS = 2048
 """Of one prompt; what comes after them is not told apart."""
 ROOM = 8192
 """Chunks kept for an engine that does not say how large its cache is."""

@@ -32,7 +32,7 @@ class Heartbeat(EngineEntry):
 
     @property
     def entry(self) -> EngineEntry:
-        return EngineEntry(name=self.name, url=self.url, control=self.control, weight=self.weight)
+        return EngineEntry(name=self.name, url=self.url, control=self.control, weight=self.weight, kind=self.kind)
 
 
 class Registered:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from deeplink.config import Config, RouterSection, RouterTlsSection
 from deeplink.errors import ConfigError
@@ -26,6 +27,21 @@ SHUTDOWN_SECONDS = 60.0
 """For the requests that run when the router is told to stop."""
 
 log = logging.getLogger(__name__)
+
+
+class _Unquoted(logging.Filter):
+    """What cannot be read as HTTP may be any part of a request; errors about it quote it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+            record.msg, record.args = "a request that is not HTTP was refused", ()
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.INFO, "INFO"
+        return True
+
+
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(_Unquoted())
 
 
 class Guard(asyncio.Protocol):
@@ -115,7 +131,7 @@ async def serving(
     """Listens at the section's address while the context lasts; gives the port. On leaving, requests that run have
     `shutdown` seconds to end."""
     context = load_tls(section.tls)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown, logger=_http_log)
     await runner.setup()
     try:
         server = runner.server

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deeplink.errors import DecodeFailed, DeeplinkError, PrefillFailed, RouteError
+from deeplink.router import usage
 from deeplink.router.admission import Admission
 from deeplink.router.call import Opened, ask, relay
 from deeplink.router.choice import Engine
@@ -65,6 +66,7 @@ class Stages:
             failure = PrefillFailed(_complaint(engine, opened))
             raise await self._explained(failure, exchange.handoff, engine, (engine,))
         self._admission.succeeded(engine)
+        exchange.cached = usage.details(opened.data)
         return None
 
     @asynccontextmanager
@@ -116,31 +118,37 @@ class Stages:
     async def _judged(self, exchange: Exchange, engine: Engine, opened: Opened, sides: Iterable[Engine]) -> Answer:
         status = opened.reply.status
         if (opened.ok and exchange.generates and opened.fault()) or (sides and status >= 500):
-            failure = DecodeFailed(_complaint(engine, opened))
-            told = await self._explained(failure, exchange.handoff, engine, sides)
-            if told is not failure or (refused := opened.client_error()) is None:
+            failure, refused = DecodeFailed(_complaint(engine, opened)), opened.client_error()
+            told = await self._explained(failure, exchange.handoff, None if refused else engine, sides)
+            if told is not failure or refused is None:
                 raise told
             return Answer(refused[0], [("Content-Type", "application/json")], refused[1])
-        if status in UNAVAILABLE:
+        if status >= 500 and status not in UNSERVED:
             self._admission.failed(engine)
+        else:
+            self._admission.succeeded(engine)
         if status in UNAVAILABLE or (status in UNSERVED and not exchange.generates):
             raise TurnedAway(_complaint(engine, opened), _whole(opened))
-        self._admission.succeeded(engine)
         if opened.events is None:
             if opened.ok:
                 exchange.phase = "done"
-            return _whole(opened)
+            answer = _whole(opened)
+            if sides and isinstance(answer.body, bytes):
+                return replace(answer, body=usage.merged(answer.body, exchange.cached))
+            return answer
         return Answer(200, to_client(opened.reply.headers), relay(exchange, self._fleet, engine, opened))
 
     async def _explained(
-        self, failure: RouteError, handoff: str, called: Engine, engines: Iterable[Engine]
+        self, failure: RouteError, handoff: str, called: Engine | None, engines: Iterable[Engine]
     ) -> DeeplinkError:
-        """The reason an engine has for the failed handoff, as the error it raised there; else `failure`."""
+        """The reason an engine has for the failed handoff, as the error it raised there; else `failure`, which then
+        counts against the engine that was called."""
         for engine in engines:
             state = await self._fleet.state(engine, handoff)
             if state is not None and state.reason is not None:
                 return DeeplinkError.from_reason(state.reason)
-        self._admission.failed(called)
+        if called is not None:
+            self._admission.failed(called)
         return failure
 
 

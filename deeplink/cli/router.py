@@ -31,7 +31,7 @@ def command(path: Path | None, host: str | None, port: int | None) -> None:
         secret = secrets.load(config.secret_file)
     except ConfigError as exc:
         raise click.ClickException(str(exc)) from exc
-    if not config.engines:
+    if not config.engines and config.router.admin_keys_file is None:  # else they may come later
         raise click.ClickException("no engine is configured; list them in deeplink.toml under [[engines]]")
     over = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     config = config.model_copy(update={"router": config.router.model_copy(update=over)})

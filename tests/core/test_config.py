@@ -91,6 +91,9 @@ def engine(**changes: Any) -> dict[str, Any]:
         (engine(control="h:9000"), "engines.0.control"),
         (engine(control="http://h:99999"), "engines.0.control"),
         (engine(wait=1), "engines.0.wait"),
+        (engine(weight=0), "engines.0.weight"),
+        (engine(name=""), "engines.0.name"),
+        (engine(name="a\r\nb"), "engines.0.name"),
     ],
 )
 def test_a_bad_value_is_named(data: dict[str, Any], field: str) -> None:

@@ -100,12 +100,16 @@ class FakeEngine:
     check_epoch: bool = True
     calls: list[Call] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    listings: list[CIMultiDict[str]] = field(default_factory=list)
     reason: Reason | None = None
     state: str = "failed"
     url: str = ""
     control: str = ""
     polls: int = 0
     held: int = 0
+    kind: str = "deeplink"
+    well: bool = True
+    health_headers: list[CIMultiDict[str]] = field(default_factory=list)
     others: dict[str, Any] = field(default_factory=dict)
     _runners: list[web.AppRunner] = field(default_factory=list)
 
@@ -114,6 +118,7 @@ class FakeEngine:
         for path in ("/v1/completions", "/v1/chat/completions"):
             api.router.add_post(path, self._complete)
         api.router.add_get("/v1/models", self._models)
+        api.router.add_get("/health", self._health)
         api.router.add_route("*", "/{path:.*}", self._other)
         control = web.Application()
         control.router.add_get("/v1/contract", self._contract)
@@ -168,6 +173,10 @@ class FakeEngine:
             call.cancelled = True
             raise
 
+    async def _health(self, request: web.Request) -> web.Response:
+        self.health_headers.append(request.headers.copy())
+        return web.Response(status=200 if self.well else 503)
+
     async def _other(self, request: web.Request) -> web.StreamResponse:
         """What `others` has for the path: a handler, or what it would answer."""
         if request.path not in self.others:
@@ -188,6 +197,7 @@ class FakeEngine:
         return TicketRefused("the ticket is for another incarnation", field="epoch", ours="new", theirs="old")
 
     async def _models(self, request: web.Request) -> web.Response:
+        self.listings.append(request.headers.copy())
         return web.json_response({"object": "list", "data": [{"id": f"model of {self.name}", "object": "model"}]})
 
     async def _contract(self, request: web.Request) -> web.Response:

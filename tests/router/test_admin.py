@@ -153,6 +153,7 @@ def test_metrics() -> None:
             await route.complete(ASK | {"n": 2})
             producer.answer = answers(500)
             await route.complete(ASK)
+            await route.complete(data=b"{")
             got = await route.get("/metrics")
             assert got.headers["Content-Type"].startswith("text/plain")
             seen = samples(got.data)
@@ -160,6 +161,7 @@ def test_metrics() -> None:
             assert seen['deeplink_requests_total{path="plain",status="200"}'] == 1
             assert seen['deeplink_requests_total{path="handoff",status="502"}'] == 1
             assert seen['deeplink_errors_total{code="prefill_failed"}'] == 1
+            assert seen['deeplink_requests_total{path="none",status="400"}'] == 1
             assert seen['deeplink_handoffs_total{decode="d",end="done",prefill="p"}'] == 1
             assert seen['deeplink_handoffs_total{decode="d",end="cancelled",prefill="p"}'] == 1
             assert seen['deeplink_first_byte_seconds_count{path="handoff"}'] == 1

@@ -339,3 +339,44 @@ def test_openai_sdk_sees_typed_errors() -> None:
             assert (failed.value.status_code, failed.value.code) == (502, "prefill_failed")
 
     check(test)
+
+
+def test_openai_sdk_without_async_and_what_it_can_ask_for() -> None:
+    tools: Any = [
+        {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}},
+    ]
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True}}
+    vector = {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.5]}], "model": "m"}
+
+    def ask(url: str) -> None:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client:
+            client.chat.completions.create(
+                model="m",
+                messages=[{"role": "user", "content": "x"}],
+                tools=tools,
+                tool_choice="auto",
+                parallel_tool_calls=False,
+                response_format=schema,
+                extra_body={"chat_template_kwargs": {"thinking": False}, "min_p": 0.1},
+            )
+            events = list(client.completions.create(model="m", prompt="x", stream=True))
+            assert events[0].choices[0].text == "café"
+            made = client.embeddings.create(model="m", input="x")
+            assert made.data[0].embedding == [0.5]
+            assert client.responses.create(model="m", input="x").id == "r1"
+
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.others = {"/v1/embeddings": vector, "/v1/responses": {"id": "r1", "object": "response", "output": []}}
+        async with rig(producer, consumer) as route:
+            await asyncio.to_thread(ask, route.url)
+            for engine in (producer, consumer):
+                body = engine.calls[0].body
+                assert body["tools"] == tools
+                assert body["response_format"] == schema
+                assert body["parallel_tool_calls"] is False
+                assert body["chat_template_kwargs"] == {"thinking": False}
+                assert body["min_p"] == 0.1
+            assert [call.path for call in producer.calls] == ["/v1/chat/completions", "/v1/completions"]
+
+    check(test)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from deeplink.errors import NoEngine, Overloaded, Refused
+from deeplink.kvconnector.negotiate import negotiate
 from deeplink.router.choice import Engine, Pair, Pick, Plain, Shut, choose, readers, table
 from deeplink.router.policy import Work
 
@@ -82,6 +84,36 @@ def test_only_full_engines_are_worth_waiting_for() -> None:
         pick(*engines, shut={"p": Shut("draining"), "d": full, "e": full})
 
 
+def test_doubted_engines_are_better_than_none() -> None:
+    engines = [engine("p", "prefill"), engine("d", "decode"), engine("e", "decode")]
+    doubted = Shut("it failed", doubted=True)
+    assert names(pick(*engines, shut={"d": doubted})) == ("p", "e")
+    assert names(pick(*engines, shut={"d": doubted, "e": doubted, "p": doubted})) == ("p", "d")
+    assert names(pick(*engines, shut={"d": doubted, "e": Shut("draining")})) == ("p", "d")
+    with pytest.raises(Overloaded):
+        pick(*engines, shut={"p": Shut("full", full=True), "d": doubted, "e": doubted})
+
+
+def test_two_contracts_are_negotiated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = [engine(name, "prefill") for name in "ab"] + [engine(name, "decode") for name in "cd"]
+    engines.append(engine("e", "decode", dtype="float16"))
+    before = table(engines)
+    asked: list[object] = []
+
+    def ask(*contracts: object) -> object:
+        asked.append(contracts)
+        return negotiate(*contracts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("deeplink.router.choice.negotiate", ask)
+    assert table(engines, before) == before
+    assert not asked
+    engines[2] = engine("c", "decode")
+    after = table(engines, before)
+    assert len(asked) == 2
+    assert after == table(engines)
+    assert after.partners["a"][0].decode is engines[2]
+
+
 def test_readers_of_what_is_staged() -> None:
     engines = [engine("p", "prefill"), engine("d", "decode"), engine("e", "decode"), engine("f", "decode")]
     of = table([*engines, engine("q", "prefill"), engine("g", "decode", dtype="float16")])
@@ -139,6 +171,17 @@ def test_engines_that_do_both_serve_each_on_its_own() -> None:
     seen = {names(pick(engine("a", "both"), engine("b", "both"), pick=take(name))) for name in "ab"}
     assert seen == {("a",), ("b",)}
     assert names(pick(engine("a", "both"), engine("b", down="never seen"))) == ("a",)
+
+
+def test_plain_engines_hand_nothing_over() -> None:
+    plain = replace(engine("x"), plain=True)
+    assert (plain.role, plain.consumes, plain.produces) == ("both", True, False)
+    assert names(pick(plain, engine("p", "prefill"), engine("d", "decode"))) == ("p", "d")
+    assert names(pick(plain, engine("p", "prefill"), engine("d", "decode"), handoff=False)) == ("x",)
+    for other in (engine("d", "decode"), engine("b", "both"), engine("n", down="never seen")):
+        assert names(pick(plain, other)) == ("x",)
+    with pytest.raises(NoEngine, match=r"prefill is up: p \(gone\)$"):
+        pick(replace(plain, down="gone"), engine("p", "prefill", down="gone"), engine("d", "decode"))
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "both"])

@@ -32,11 +32,11 @@ def write(folder: Path, *engines: FakeEngine) -> Path:
 
 def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     async def test() -> None:
-        engine = FakeEngine("e", make_contract("both"))
+        engine, later = FakeEngine("e", make_contract("both")), FakeEngine("f", make_contract("both"))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        async with running(engine):
+        async with running(engine, later):
             words = ["router", "--config", str(write(tmp_path, engine)), "--port", str(port)]
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -60,6 +60,15 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
                         pytest.fail("it does not listen")
                     async with client.post(f"http://127.0.0.1:{port}/v1/completions", json={}) as response:
                         assert response.status == 200
+                    write(tmp_path, engine, later)
+                    process.send_signal(signal.SIGHUP)
+                    for _ in range(100):
+                        async with client.get(f"http://127.0.0.1:{port}/health") as response:
+                            if set((await response.json())["engines"]) == {"e", "f"}:
+                                break
+                        await asyncio.sleep(0.05)
+                    else:
+                        pytest.fail("it does not follow the file")
             finally:
                 process.send_signal(signal.SIGTERM)
                 assert await asyncio.wait_for(process.wait(), 10) == 0
@@ -72,6 +81,15 @@ def test_it_says_what_is_wrong_with_the_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["router", "--config", str(path)])
     assert result.exit_code == 1
     assert "no engine is configured" in result.output
+    start, end = path.read_text(), "[[engines]]\nname = 'e'\nurl = 'http://h:1'\n"
+    path.write_text(f"{start}[router]\nkeys_file = 'none'\n{end}")
+    result = CliRunner().invoke(main, ["router", "--config", str(path)])
+    assert result.exit_code == 1
+    assert "router.keys_file" in result.output
+    path.write_text(f"{start}[router]\nprefill_policy = 'best'\n{end}")
+    result = CliRunner().invoke(main, ["router", "--config", str(path)])
+    assert result.exit_code == 1
+    assert "no policy named 'best'" in result.output
     path.write_text("[router]\nport = 'x'\n")
     result = CliRunner().invoke(main, ["router", "--config", str(path)])
     assert result.exit_code == 1

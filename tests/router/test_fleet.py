@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from deeplink import config as configs
+from deeplink.config import EngineEntry
 from deeplink.router.control import Control
 from deeplink.router.fleet import Fleet
 
@@ -107,6 +108,60 @@ def test_an_engine_is_given_up_only_after_long_silence() -> None:
             assert made.silent(engine) == ""
             await until(lambda: "no sign of life" in made.silent(engine))
             assert made.silent(engine, heard=time.monotonic()) == ""
+
+    check(test)
+
+
+def test_a_call_to_an_engine_that_was_removed_ends_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deeplink.router.fleet.REMOVED_SECONDS", 0.2)
+
+    async def test() -> None:
+        producer, consumer = pair()
+        async with running(producer, consumer), fleet(producer, consumer) as made:
+            engine = made.table.engines[0]
+            assert made.remove("p")
+            assert not made.remove("p")
+            assert seen(made) == {"d": ""}
+            assert made.silent(engine) == ""
+            await until(lambda: "was removed" in made.silent(engine))
+            assert made.silent(engine, heard=time.monotonic()) == ""
+
+    check(test)
+
+
+def test_an_engine_that_moves_while_it_is_looked_for_is_found_where_it_is() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        async with running(producer, consumer), fleet(producer) as made:
+            looking = asyncio.create_task(made.look())
+            await asyncio.sleep(0)
+            made.put(EngineEntry(name="p", url=consumer.url, control=consumer.control))
+            await made.look()
+            assert made.table.engines[0].contract == consumer.contract
+            await looking
+
+    check(test)
+
+
+def test_an_engine_says_how_full_it_is() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.held = 40
+        async with running(producer, consumer), fleet(producer, consumer, poll=0.05) as made:
+            assert (made.use("p"), made.use("d"), made.use("nobody")) == (0.4, 0.0, 0.0)
+            assert made.cache_tokens("p") == 1600
+            changes = 0
+
+            def changed() -> None:
+                nonlocal changes
+                changes += 1
+
+            made.on_change = changed
+            consumer.held = 50
+            await until(lambda: made.use("d") == 0.5)
+            assert changes == 1
+            await producer.stop()
+            await until(lambda: changes == 2)
 
     check(test)
 

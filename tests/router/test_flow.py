@@ -210,6 +210,36 @@ def test_plain_answers_pass_as_they_are(status: int, body: bytes | None) -> None
     check(test)
 
 
+def test_engines_of_any_kind_serve_beside_others() -> None:
+    """An OpenAI endpoint without a control endpoint is asked for its health, and never gets a ticket or the token."""
+
+    async def test() -> None:
+        one, other = (FakeEngine(name, make_contract("both"), kind="plain") for name in "xy")
+        async with running(one, other), router(one, other) as route:
+            await one.stop_control()
+            for _ in range(4):
+                got = await route.complete(ASK)
+                assert (got.status, got.headers["x-deeplink-path"]) == (200, "plain")
+            assert one.calls
+            assert other.calls
+            assert not one.polls + other.polls
+            assert not [headers for headers in one.health_headers if "Authorization" in headers]
+            other.well = False
+            await asyncio.sleep(0.3)
+            for _ in range(3):
+                assert (await route.complete(ASK)).headers["x-deeplink-decode"] == "x"
+            health = json.loads((await route.get("/health")).data)
+            assert health["engines"] == {"x": {"up": True, "role": "both"}, "y": {"up": False, "role": "both"}}
+        producer, consumer = pair()
+        async with rig(producer, consumer, one) as route:
+            paths = [(await route.complete(ASK)).headers["x-deeplink-path"] for _ in range(3)]
+            assert paths == ["handoff"] * 3
+            seen = {(await route.complete(ASK | {"n": 2})).headers["x-deeplink-decode"] for _ in range(4)}
+            assert seen == {"d", "x"}
+
+    check(test)
+
+
 # Refusals.
 
 
@@ -639,6 +669,47 @@ def test_nothing_is_tried_again_once_a_byte_is_out() -> None:
             assert got.status == 200
             assert b"decode_failed" in got.data
             assert len(bad.calls) + len(good.calls) == 1
+
+    check(test)
+
+
+def test_a_full_fleet_says_when_to_come_back() -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"), delay=0.3)
+        async with rig(engine, max_requests=1, queue=1) as route:
+            tasks = [asyncio.create_task(route.complete(ASK)) for _ in range(2)]
+            await until(lambda: engine.calls)
+            await asyncio.sleep(0.05)
+            got = await route.complete(ASK)
+            assert (got.status, got.error["code"], got.headers["Retry-After"]) == (429, "overloaded", "1")
+            assert [(await task).status for task in tasks] == [200, 200]
+        async with rig(engine, max_requests=1, queue=0) as route:
+            task = asyncio.create_task(route.complete(ASK))
+            await asyncio.sleep(0.1)
+            assert (await route.complete(ASK)).status == 429
+            assert (await task).status == 200
+
+    check(test)
+
+
+def test_bad_requests_of_clients_do_not_count_against_an_engine() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        blames = streams(b'data: {"error": {"message": "bad", "code": 422}}\n\n')
+        async with rig(producer, consumer, breaker_failures=2) as route:
+            for producing, consuming in ((answers(400), None), (None, answers(400)), (None, blames)):
+                producer.answer, consumer.answer = producing, consuming
+                for _ in range(3):
+                    assert (await route.complete(STREAM)).status in (400, 422)
+            assert b'takes_requests{engine="p"} 1.0' in (await route.get("/metrics")).data
+            assert b'takes_requests{engine="d"} 1.0' in (await route.get("/metrics")).data
+            producer.answer, consumer.answer = answers(500), None
+            for _ in range(3):
+                assert (await route.complete(ASK)).status == 502
+            assert b'takes_requests{engine="p"} 0.0' in (await route.get("/metrics")).data
+            producer.answer = None
+            assert (await route.complete(ASK)).status == 200, "better than none"
+            assert b'takes_requests{engine="p"} 1.0' in (await route.get("/metrics")).data
 
     check(test)
 

@@ -43,6 +43,8 @@ def test_each_key_opens_its_own(files: dict[str, str]) -> None:
             assert len(producer.calls) == 1
             # What opens the router is nobody else's.
             assert not [call for call in producer.calls + consumer.calls if "Authorization" in call.headers]
+            assert consumer.listings
+            assert not [headers for headers in consumer.listings if "Authorization" in headers]
 
     check(test)
 

@@ -35,6 +35,7 @@ def test_clients_paths_pass(path: str) -> None:
         "/v1/%2e%2e/shutdown",
         "/v1/\\..\\shutdown",
         "//v1/x",
+        "/v1/x\nstatus=200",
         "/tokenizer",
     ],
 )
@@ -93,6 +94,8 @@ def test_methods_empty_bodies_and_forms_pass() -> None:
             assert engine.calls[-1].raw == form
             got = await route.complete(data=b"no json", path="/v1/audio/transcriptions")
             assert got.status == 400
+            async with route.client.request("PATCH", route.url + "/v1/responses/r1") as response:
+                assert (response.status, response.headers["Allow"]) == (405, "DELETE,GET,POST")
 
     check(test)
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import ssl
 import subprocess
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from deeplink.config import RouterTlsSection
 from deeplink.errors import ConfigError
 from deeplink.router.serve import MAX_HEAD, load_tls
 
-from .fake_engine import FakeEngine, make_contract
-from .rig import Rig, check, rig
+from .fake_engine import FakeEngine, make_contract, running
+from .rig import Rig, check, rig, router, until
 
 BODY = b'{"prompt":"x"}'
 
@@ -88,6 +90,24 @@ def test_what_could_be_read_in_two_ways_reaches_no_engine(sent: bytes) -> None:
     check(test)
 
 
+def test_what_cannot_be_read_is_not_quoted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A length that is too short makes the rest of a prompt look like a request."""
+
+    async def test() -> None:
+        engine = lone()
+        async with rig(engine) as route:
+            whole = b'{"prompt": "x"}my prompt\r\n\r\n'
+            await raw(route, head(b"Content-Length: 15") + whole, seconds=0.3)
+            await raw(route, head(b"Transfer-Encoding: chunked") + b"my prompt\r\n", seconds=0.3)
+            await raw(route, b"my prompt\r\n\r\n", seconds=0.3)
+            await raw(route, head(b"my prompt"), seconds=0.3)
+
+    with caplog.at_level(logging.DEBUG):
+        check(test)
+    assert "my prompt" not in caplog.text
+    assert "not HTTP" in caplog.text
+
+
 def test_a_pipelined_request_is_a_request_of_its_own() -> None:
     async def test() -> None:
         engine = lone()
@@ -108,6 +128,63 @@ def test_an_engine_gets_a_length_whatever_the_client_sent() -> None:
             assert b" 200 " in await raw(route, chunked)
             assert engine.calls[0].raw == BODY
             assert "Transfer-Encoding" not in engine.calls[0].headers or "Content-Length" not in engine.calls[0].headers
+
+    check(test)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/shutdown",
+        b"/v1/../shutdown",
+        b"/v1/%2e%2e/shutdown",
+        b"/v1/x/..%2f..%2fshutdown",
+        b"/v1%2fload_lora_adapter",
+        b"/%76%31/load_lora_adapter",
+        b"/v1//load_lora_adapter",
+        b"//shutdown",
+        b"/v1/%0d%0ax",
+        b"/v1/x#/../../shutdown",
+        b"http://other/shutdown",
+        b"*",
+    ],
+)
+def test_no_way_of_writing_a_path_leads_to_one_that_does_not_pass(target: bytes) -> None:
+    class Everything(dict[str, object]):
+        def __contains__(self, path: object) -> bool:
+            return True
+
+        def __getitem__(self, path: str) -> object:
+            return {}
+
+    async def test() -> None:
+        engine = lone()
+        engine.others = Everything()
+        async with rig(engine) as route:
+            sent = b"POST " + target + b" HTTP/1.1\r\nHost: h\r\nContent-Length: 14\r\n\r\n" + BODY
+            await raw(route, sent, seconds=0.3)
+            assert [call.path for call in engine.calls if call.path != "/v1/x"] == []
+            await raw(route, sent.replace(target, b"/v1/embeddings"), seconds=0.3)
+            assert engine.calls[-1].path == "/v1/embeddings"
+
+    check(test)
+
+
+def test_requests_that_run_end_before_the_router_does() -> None:
+    async def test() -> None:
+        engine = lone()
+        engine.delay = 0.4
+        async with running(engine), aiohttp.ClientSession() as client:
+
+            async def ask(url: str) -> int:
+                async with client.post(url + "/v1/completions", json={"prompt": "x"}) as response:
+                    await response.read()
+                    return response.status
+
+            async with router(engine) as route:
+                task = asyncio.create_task(ask(route.url))
+                await until(lambda: engine.calls)
+            assert await task == 200
 
     check(test)
 

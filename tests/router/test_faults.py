@@ -1,0 +1,80 @@
+"""A thousand requests while engines are killed at random: each ends in an answer or a typed error, counters at zero."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from deeplink.router.parts import ADMISSION
+
+from .fake_engine import CHUNKS, FakeEngine, make_contract
+from .rig import Got, Rig, rig, until
+
+REQUESTS, AT_A_TIME, DEADLINE = 1000, 16, 3.0
+
+
+async def kill(engines: list[FakeEngine], dice: random.Random) -> None:
+    """One after the other, each for a moment; a new start is a new epoch."""
+    while True:
+        await asyncio.sleep(dice.uniform(0.02, 0.2))
+        engine = dice.choice(engines)
+        await engine.stop()
+        await asyncio.sleep(dice.uniform(0.0, 0.2))
+        engine.restart()
+        await engine.start()
+
+
+def judge(got: Got, streamed: bool) -> str:
+    if got.status != 200:
+        assert got.status in (502, 503, 504), got.data
+        return str(got.error["code"])
+    if not streamed:
+        assert json.loads(got.data)["choices"], got.data
+        return "well"
+    if got.data == b"".join(CHUNKS):
+        return "well"
+    assert b'"decode_failed"' in got.data, got.data
+    assert b"[DONE]" not in got.data
+    return "broken stream"
+
+
+@pytest.mark.parametrize("dispatch", ["sequential", "together"])
+@pytest.mark.parametrize("kind", ["prefill", "decode", "all"])
+def test_engines_killed_at_random(kind: str, dispatch: str) -> None:
+    dice = random.Random(f"{kind} {dispatch}")
+    engines = [
+        FakeEngine(name, make_contract(role), delay=0.01)
+        for name, role in (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode"), ("d1", "decode"))
+    ]
+    victims = [engine for engine in engines if kind in (engine.contract.role, "all")]
+    ends: Counter[str] = Counter()
+
+    async def client(route: Rig, numbers: list[int]) -> None:
+        while numbers:
+            streamed = numbers.pop() % 2 == 0
+            began = time.monotonic()
+            got = await route.complete({"prompt": "x", "stream": streamed})
+            assert time.monotonic() - began < DEADLINE + 2
+            ends[judge(got, streamed)] += 1
+
+    async def test() -> None:
+        section = {"deadline": DEADLINE, "poll": 0.05, "dispatch": dispatch, "breaker_seconds": 0.1}
+        async with rig(*engines, **section) as route:
+            killer = asyncio.create_task(kill(victims, dice))
+            numbers = list(range(REQUESTS))
+            await asyncio.gather(*(client(route, numbers) for _ in range(AT_A_TIME)))
+            killer.cancel()
+            await asyncio.wait({killer})
+            if not killer.cancelled():
+                killer.result()
+            await until(lambda: route.app[ADMISSION].load.idle)
+            assert len(route.app[ADMISSION].queue) == 0
+
+    asyncio.run(asyncio.wait_for(test(), 55))
+    assert sum(ends.values()) == REQUESTS
+    assert ends["well"] > 0.8 * REQUESTS, ends
