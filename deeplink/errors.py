@@ -23,6 +23,9 @@
     │   ├── Overloaded            all that could take it are full, and so is the queue
     │   ├── PrefillFailed
     │   └── DecodeFailed
+    ├── SolverError               no placement could be made of what was asked
+    │   ├── FleetError            the description of the fleet is wrong; names the line and the field
+    │   └── RateError             a measured rate is missing, malformed or faster than its chip can be
     └── LocalError                an environment, model or process could not be made, run or reached from here
 
 An error says what failed, which peer, which field, both values, and the next step. `code` is what clients and
@@ -175,6 +178,26 @@ class PrefillFailed(RouteError):
 
 class DecodeFailed(RouteError):
     code = "decode_failed"
+
+
+class SolverError(DeeplinkError):
+    code = "solver_error"
+
+
+class FleetError(SolverError):
+    """`line` is where in the file, counted from 1; 0 where it is not known."""
+
+    code = "fleet_error"
+
+    def __init__(
+        self, message: str, *, field: str = "", ours: str = "", theirs: str = "", remedy: str = "", line: int = 0
+    ) -> None:
+        super().__init__(message, field=field, ours=ours, theirs=theirs, remedy=remedy)
+        self.line = line
+
+
+class RateError(SolverError):
+    code = "rate_error"
 
 
 class LocalError(DeeplinkError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
+    from deeplink.chips.profile import Profile
     from deeplink.kvconnector.transport.base import Transport
     from deeplink.router.policy import Policy
 
@@ -35,6 +36,14 @@ def deeplink_register_layouts(register: Callable[[str, str], None]) -> None:
     """Call ``register(name, text)`` once per KV-cache layout, in the notation of `deeplink.kvconnector.layout`.
 
     Since 0.1. An engine plugin looks its cache's layout up by this name, and proves it at start-up.
+    """
+
+
+@hookspec
+def deeplink_register_chips(register: Callable[[str, Profile], None]) -> None:
+    """Call ``register(profile.name, profile)`` once per chip; `deeplink.chips.profile` says what a profile holds.
+
+    Since 0.1. Detection and the doctor look through all of them. A profile is data: nothing of the chip's is imported.
     """
 
 

@@ -16,6 +16,7 @@ from deeplink.errors import PluginError
 from deeplink.registry import Registry
 
 if TYPE_CHECKING:
+    from deeplink.chips.profile import Profile
     from deeplink.kvconnector.transport.base import Transport
     from deeplink.router.policy import Policy
 
@@ -35,6 +36,7 @@ class Plugins:
     failed: dict[str, Exception] = field(default_factory=dict)
     transports: Registry[Callable[..., Transport]] = field(default_factory=lambda: Registry("transport"))
     layouts: Registry[str] = field(default_factory=lambda: Registry("layout"))
+    chips: Registry[Profile] = field(default_factory=lambda: Registry("chip"))
     policies: Registry[Policy] = field(default_factory=lambda: Registry("policy"))
 
 
@@ -65,6 +67,7 @@ def load_plugins(found: Iterable[EntryPoint] | None = None) -> Plugins:
         raise PluginError(f"a deeplink plugin has a hook that does not exist: {exc}") from exc
     plugins.manager.hook.deeplink_register_transports(register=plugins.transports.register)
     plugins.manager.hook.deeplink_register_layouts(register=plugins.layouts.register)
+    plugins.manager.hook.deeplink_register_chips(register=plugins.chips.register)
     plugins.manager.hook.deeplink_register_policies(register=plugins.policies.register)
     return plugins
 

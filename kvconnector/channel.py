@@ -35,6 +35,7 @@ from deeplink.kvconnector import wire
 from deeplink.kvconnector.contract import MAX_BYTES, Contract, Count, Name, Text
 from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.negotiate import Agreement
+from deeplink.kvconnector.tally import Half, Tally
 from deeplink.kvconnector.ticket import MAX_TEXT as MAX_TICKET
 from deeplink.kvconnector.tls import Tls
 
@@ -69,7 +70,8 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     """The consumer wants `parts`, in the element types `wire`, pushed to `address` by the agreed `transport`.
 
     `claim` names this claim: after a broken link the consumer claims again under the same name, what it has not
-    verified yet. Without parts it lets the producer go.
+    verified yet. Without parts it lets the producer go. It goes on at token `stop` of the prompt, which decides whether
+    a state is the right one. Who does not `verify` is sent no digests.
     """
 
     ticket: Annotated[str, msgspec.Meta(max_length=MAX_TICKET)]
@@ -78,6 +80,8 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=256)]
     transport: Name
     address: Text
+    stop: Count = 0
+    verify: bool = True
 
 
 class Accept(msgspec.Struct, frozen=True, tag="accept"):
@@ -132,7 +136,8 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
-    """`record` answers an Ask about a handoff (None: unknown), the rest an Ask about the process."""
+    """`record` answers an Ask about a handoff (None: unknown), the rest an Ask about the process. `halves` are its
+    sides, by name."""
 
     record: Record | None = None
     staging_capacity: Bytes = 0
@@ -140,6 +145,9 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     claims: Count = 0
     handoffs: Count = 0
     ended: dict[str, int] = {}
+    late: Bytes = 0
+    halves: dict[str, Half] = {}
+    tallies: tuple[Tally, ...] = ()
 
 
 Message = Hello | Claim | Accept | Chunk | Grant | Sent | Landed | End | Fail | Quit | Ask | Cancel | Answer

@@ -12,23 +12,15 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from deeplink.errors import DeeplinkError, HandoffError, Reason, Refused
+from deeplink.errors import DeeplinkError, HandoffError, LayoutError, Reason, Refused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.group import Group
-from deeplink.kvconnector.handoff import Ledger
+from deeplink.kvconnector.handoff import FINAL, Ledger
+from deeplink.kvconnector.landing import Load, Taken, given_up
 from deeplink.kvconnector.order import Order, Outcome
 from deeplink.kvconnector.pool import Pool
 from deeplink.kvconnector.quarantine import Quarantine
-from deeplink.kvconnector.receive import (
-    DIAL_SECONDS,
-    FAREWELL_SECONDS,
-    Dial,
-    Load,
-    Receiving,
-    Taken,
-    farewell,
-    given_up,
-)
+from deeplink.kvconnector.receive import DIAL_SECONDS, FAREWELL_SECONDS, Dial, Receiving, farewell
 from deeplink.kvconnector.shares import Needs, Share, held
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport.base import Transport
@@ -60,6 +52,7 @@ class Consumer:
         self._loads: dict[str, Load] = {}
         self._ended: deque[Outcome] = deque()
         self._lock = threading.Lock()
+        self._closed = False
 
     @property
     def claims(self) -> int:
@@ -79,6 +72,10 @@ class Consumer:
         load = Load(order, time.monotonic() + order.ticket.milliseconds / 1000)
         with self._lock:
             self._loads[name] = load
+            closed = self._closed
+        if closed:
+            self._end(load, given_up().reason())
+            return
         try:
             threading.Thread(target=self._run, args=(load,), name=f"deeplink-load-{name}", daemon=True).start()
         except RuntimeError as exc:  # the process may have no more threads
@@ -91,15 +88,21 @@ class Consumer:
         """
         with self._lock:
             load = self._loads.get(name)
-        if load is not None and request in (None, load.order.request):
+        if load is None:
+            record = self._ledger.get(name)
+            if record is not None and record.side == "consumer" and record.state in FINAL:
+                self._ledger.too_late()
+        elif request in (None, load.order.request):
             self._give_up(load, given_up())
 
     def close(self) -> None:
         """Give up what is loading, let the producers know (within a second), and close what is kept open."""
         with self._lock:
+            self._closed = True
             loads = list(self._loads.values())
+        until = time.monotonic() + FAREWELL_SECONDS
         for thread in [thread for load in loads for thread in self._give_up(load, given_up())]:
-            thread.join(FAREWELL_SECONDS)
+            thread.join(max(0.0, until - time.monotonic()))
         self._channels.close()
 
     def collect(self) -> list[Outcome]:
@@ -128,7 +131,7 @@ class Consumer:
 
     def _run(self, load: Load) -> None:
         # Whatever happens in this thread, the engine hears of the end: a request must not wait for a dead thread.
-        reason: Reason | None = HandoffError("the load ended unexpectedly; see the engine's log").reason()
+        reason: Reason | None = _unexpected().reason()
         try:
             self._quarantine.retry()
             self._receive(load)
@@ -141,9 +144,10 @@ class Consumer:
     def _end(self, load: Load, reason: Reason | None) -> None:
         """Close the load, once; who comes second changes nothing."""
         with load.writing:
-            if load.over:
-                return
-            load.over = True
+            over, load.over = load.over, True
+        if over:
+            self._ledger.too_late()
+            return
         name = load.order.ticket.handoff
         with self._lock:
             del self._loads[name]
@@ -160,31 +164,45 @@ class Consumer:
 
     def _receive(self, load: Load) -> None:
         """From all sources at once; the first that fails ends the load."""
-        first, *others = self._sources(load)
+        sources = self._sources(load)
         failed: list[DeeplinkError] = []
+        done: list[Receiving] = []
 
         def run(receiving: Receiving, kept: bool) -> None:
+            # A thread that dies of a bug has not received its share, so it must not look like one that has.
+            why: DeeplinkError | None = _unexpected()
             try:
                 receiving.run(kept=kept)
+                done.append(receiving)
+                why = None
             except DeeplinkError as exc:
-                failed.append(exc)
-                if len(failed) == 1 and others:
-                    self._give_up(load, exc)
+                why = exc
+            finally:
+                if why is not None:
+                    failed.append(why)
+                    if len(failed) == 1 and len(sources) > 1:
+                        self._give_up(load, why)
 
-        threads = [threading.Thread(target=run, args=other, name="deeplink-load-part", daemon=True) for other in others]
-        started: list[threading.Thread] = []
-        try:
-            for thread in threads:
+        threads: list[threading.Thread] = []
+        for source in sources[1:]:
+            thread = threading.Thread(target=run, args=source, name="deeplink-load-part", daemon=True)
+            try:
                 thread.start()
-                started.append(thread)
-            run(*first)
-        except RuntimeError as exc:
-            failed.append(_no_thread(exc))
-            self._give_up(load, failed[0])
-        for thread in started:
-            thread.join()
+            except RuntimeError as exc:  # the process may have no more threads
+                failed.append(_no_thread(exc))
+                self._give_up(load, failed[0])
+                break
+            threads.append(thread)
+        try:
+            for source in sources[:1]:
+                run(*source)
+        finally:
+            for thread in threads:
+                thread.join()
         if failed:
             raise failed[0]
+        if len(done) < len(sources):
+            raise _unexpected()
 
     def _sources(self, load: Load) -> list[tuple[Receiving, bool]]:
         """What is taken from each source, once a channel to it is open; and whether that was open already.
@@ -192,9 +210,12 @@ class Consumer:
         An order for nothing goes to all of them too: each is told that it may let go.
         """
         order = load.order
+        if order.start < order.stop and len(order.tables) != len(self._groups):
+            raise LayoutError(f"{len(order.tables)} block tables for {len(self._groups)} cache groups")
         needs = Needs([(group.layers, group.heads) for group in self._groups])
         found: list[tuple[Receiving, bool]] = []
         opened: list[ch.Channel] = []
+        failure: DeeplinkError | None = _unexpected()
         numbers = itertools.count()
         try:
             for address in order.ticket.sources(self._rank):
@@ -226,10 +247,14 @@ class Consumer:
                     field="ranks",
                     remedy="the router has an old contract of one of the engines; ask again",
                 )
+            failure = None
         except DeeplinkError as exc:
-            for channel in opened:
-                _part(channel, exc)
+            failure = exc
             raise
+        finally:
+            if failure is not None:
+                for channel in opened:
+                    _part(channel, failure)
         return found
 
     def _connect(self, load: Load, address: str) -> tuple[ch.Channel, bool]:
@@ -244,6 +269,10 @@ class Consumer:
             return None
         wire = group.wire(channel.agreement.wire[share.ours]).part(share.layers, share.heads)
         return Taken(number, share, group, order.tables[share.theirs], wire, start, stop)
+
+
+def _unexpected() -> HandoffError:
+    return HandoffError("the load ended unexpectedly; see the engine's log")
 
 
 def _no_thread(exc: RuntimeError) -> HandoffError:

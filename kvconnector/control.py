@@ -1,4 +1,4 @@
-"""The engine's control endpoint: contract, state, the fate of a handoff, cancel. HTTP on its own port.
+"""The engine's control endpoint: contract, state, metrics, the fate of a handoff, cancel. HTTP on its own port.
 
 It is where the router and `deeplink contract` look, because the engines' own error answers carry no reason. Every
 request needs the bearer token derived from the shared secret. The processes that hold the cache are asked over
@@ -22,6 +22,7 @@ from deeplink import secret as shared
 from deeplink.errors import ConfigError, DeeplinkError
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
+from deeplink.kvconnector import metrics
 from deeplink.kvconnector.contract import MAX_NAME
 from deeplink.kvconnector.handoff import merged
 from deeplink.kvconnector.tls import Tls
@@ -60,6 +61,7 @@ class Control:
         app = web.Application(middlewares=[self._authenticate], client_max_size=MAX_BODY)
         app.router.add_get("/v1/contract", self._get_contract)
         app.router.add_get("/v1/status", self._get_status)
+        app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/v1/handoffs/{handoff}", self._get_handoff)
         app.router.add_delete("/v1/handoffs/{handoff}", self._delete_handoff)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS / 2)
@@ -132,6 +134,7 @@ class Control:
                 "claims": sum(answer.claims for answer in answers),
                 "handoffs": sum(answer.handoffs for answer in answers),
                 "ended": dict(ended),
+                "late": sum(answer.late for answer in answers),
             }
         )
 
@@ -146,21 +149,34 @@ class Control:
         await self._ask(ch.Cancel(_handoff(request)))
         return web.Response(status=204)
 
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        """Of the ranks that answer: what is known is told when something is wrong, too."""
+        answers = await self._answers(ch.Ask(""))
+        blocks = self._blocks()
+        there = [answer if isinstance(answer, ch.Answer) else None for answer in answers]
+        body = metrics.render(self._contract, there, (blocks.total, blocks.held))
+        return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
+
     async def _ask(self, message: ch.Ask | ch.Cancel) -> list[ch.Answer]:
+        answers = await self._answers(message)
+        for answer in answers:
+            if isinstance(answer, DeeplinkError):
+                raise web.HTTPServiceUnavailable(
+                    text=msgspec.json.encode(answer.reason()).decode(), content_type="application/json"
+                ) from answer
+        return [answer for answer in answers if isinstance(answer, ch.Answer)]
+
+    async def _answers(self, message: ch.Ask | ch.Cancel) -> list[ch.Answer | DeeplinkError]:
+        """Of each rank, or why there is none."""
         loop = asyncio.get_running_loop()
-        try:
-            return list(
-                await asyncio.gather(
-                    *(
-                        loop.run_in_executor(None, ch.ask, rank.channel, self._secret, message, ASK_SECONDS, self._tls)
-                        for rank in self._contract.ranks
-                    )
-                )
-            )
-        except DeeplinkError as exc:
-            raise web.HTTPServiceUnavailable(
-                text=msgspec.json.encode(exc.reason()).decode(), content_type="application/json"
-            ) from exc
+
+        def ask(address: str) -> ch.Answer | DeeplinkError:
+            try:
+                return ch.ask(address, self._secret, message, ASK_SECONDS, self._tls)
+            except DeeplinkError as exc:
+                return exc
+
+        return await asyncio.gather(*(loop.run_in_executor(None, ask, rank.channel) for rank in self._contract.ranks))
 
 
 def _handoff(request: web.Request) -> str:

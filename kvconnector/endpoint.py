@@ -6,6 +6,7 @@ consumer to them. The plugin calls `producer` and `consumer`; peers and the cont
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -16,19 +17,24 @@ from deeplink.errors import ConfigError, DeeplinkError, ProtocolError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.arena import Arena
 from deeplink.kvconnector.consumer import Consumer
 from deeplink.kvconnector.group import Group
-from deeplink.kvconnector.handoff import Ledger
+from deeplink.kvconnector.handoff import Ledger, Side
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.producer import Producer
 from deeplink.kvconnector.staging import Staging
+from deeplink.kvconnector.tally import Half
 from deeplink.kvconnector.tls import Tls
+from deeplink.kvconnector.transport.base import LendingTransport
 from deeplink.kvconnector.transport.start import Transports
 
 FIRST_SECONDS = 10.0
 IDLE_SECONDS = 24 * 3600.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,11 @@ class Endpoint:
             )
         self._secret = secret
         self._tls = settings.tls
-        self._outgoing = Staging(settings.staging)
+        lending = [one for one in transports.running.values() if isinstance(one, LendingTransport)]
+        self._outgoing = Staging(settings.staging, _arena(settings.staging) if lending else None)
         self._incoming = Staging(settings.staging)
+        for transport in lending:
+            transport.lend(self._outgoing)
         self.transports = transports = transports.stage([self._outgoing.memory, self._incoming.memory])
         self._ledger = Ledger()
         self.producer = Producer(
@@ -161,7 +170,25 @@ class Endpoint:
             claims=self.producer.claims + self.consumer.claims,
             handoffs=self._ledger.open,
             ended=dict(self._ledger.ended_by_state),
+            late=self._ledger.late,
+            halves={
+                "producer": self._half("producer", self.producer.claims, self._outgoing),
+                "consumer": self._half("consumer", self.consumer.claims, self._incoming),
+            },
+            tallies=self._ledger.tallies(),
         )
+
+    def _half(self, side: Side, claims: int, staging: Staging) -> Half:
+        return Half(self._ledger.open_of(side), claims, staging.capacity, staging.used)
+
+
+def _arena(capacity: int) -> Arena | None:
+    """Memory that peers on this host can read where it is, where the kernel has such."""
+    try:
+        return Arena(capacity)
+    except (AttributeError, OSError) as exc:
+        log.warning("deeplink staging cannot be lent here, and is copied: %s", exc)
+        return None
 
 
 def _agree(producer: co.Contract, consumer: co.Contract) -> Agreement:

@@ -47,6 +47,8 @@ def problem(group: CacheGroup) -> tuple[str, str]:
         return "", ""
     if scales.scheme == TENSOR and len(scales.values) != 2 * len(group.layers):
         return "scales", f"one scale for K and one for V of each layer are {2 * len(group.layers)} of them"
+    if scales.scheme == TOKEN_HEAD and scales.values:
+        return "scales", "scales per token and head are with the tokens, not in the contract"
     if not all(math.isfinite(value) and value > 0 for value in scales.values):
         return "scales", "a scale is a positive number"
     if scales.scheme == TOKEN_HEAD and scales.dtype != "float32":
@@ -56,8 +58,8 @@ def problem(group: CacheGroup) -> tuple[str, str]:
 
 def conversion(ours: CacheGroup, theirs: CacheGroup) -> Conversion | None:
     """From a producer's group to a consumer's, both without `problem`; None when no cast leads there."""
-    held = set(theirs.layers)
-    common = [layer for layer in ours.layers if layer in held]
+    known = frozenset(theirs.layers)
+    common = [layer for layer in ours.layers if layer in known]
     ratios = sorted({a / b for a, b in zip(_constants(ours, common), _constants(theirs, common), strict=True)})
     found = [cast for ratio in ratios if (cast := casts.between(ours.dtype, theirs.dtype, ratio)) is not None]
     if not found:
@@ -72,5 +74,6 @@ def _constants(group: CacheGroup, layers: Sequence[int]) -> list[float]:
     """The constant scales of these layers, K and V in turn; 1 where there are none."""
     if group.scales is None or not group.scales.values:
         return [1.0, 1.0] * len(layers)
-    places = {layer: 2 * place for place, layer in enumerate(group.layers)}
-    return [value for layer in layers for value in group.scales.values[places[layer] : places[layer] + 2]]
+    place = {layer: at for at, layer in enumerate(group.layers)}
+    places = [place[layer] for layer in layers]
+    return [value for place in places for value in group.scales.values[2 * place : 2 * place + 2]]

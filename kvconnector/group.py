@@ -147,7 +147,10 @@ class Group:
         return Wire(dtype or self.spec.dtype, self.layers, bound.kv, self.heads, bound.head_dim)
 
     def offered(self, tokens: int) -> Range:
-        """Which tokens of a prompt are handed over: a sliding window drops the others, a state is one record."""
+        """Which tokens of a prompt are handed over: a sliding window drops the others, a state is one record, and a
+        rank may have no layer of the group."""
+        if not self.layers:
+            return 0, 0
         if self.spec.kind == STATE:
             return 0, 1
         if self.spec.kind == SLIDING:

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from deeplink.errors import Reason
+from deeplink.kvconnector.tally import Tally, code
 
 KEPT = 4096
 """Ended records kept per engine."""
@@ -73,6 +74,8 @@ class Ledger:
         self._open: dict[str, tuple[Record, float]] = {}
         self._ended: OrderedDict[str, Record] = OrderedDict()
         self.ended_by_state: Counter[str] = Counter()
+        self._tallies: dict[tuple[str, str, str], Tally] = {}
+        self._late = 0
 
     def begin(self, handoff: str, side: Side, state: str) -> bool:
         """False when this handoff is known already: one incarnation handles an id once."""
@@ -102,19 +105,23 @@ class Ledger:
         """Close a record. False when it had ended already: a late notice changes nothing."""
         with self._lock:
             if handoff not in self._open:
+                self._late += 1
                 return False
             record, began = self._open.pop(handoff)
+            seconds = time.monotonic() - began
             self._ended[handoff] = msgspec.structs.replace(
                 record,
                 state=state,
                 reason=reason,
                 tokens=tokens,
                 kv_bytes=kv_bytes,
-                milliseconds=(time.monotonic() - began) * 1000,
+                milliseconds=seconds * 1000,
                 digest="" if digest is None else f"{digest:016x}",
                 resumed=resumed,
             )
             self.ended_by_state[state] += 1
+            kind = record.side, state, code(reason)
+            self._tallies.setdefault(kind, Tally(*kind)).add(tokens, kv_bytes, resumed, seconds)
             while len(self._ended) > KEPT:
                 self._ended.popitem(last=False)
             return True
@@ -129,3 +136,24 @@ class Ledger:
     def open(self) -> int:
         with self._lock:
             return len(self._open)
+
+    def too_late(self) -> None:
+        """Count a notice that was ignored, because the handoff it is about had ended: a second end, a claim or the end
+        of one, an abort."""
+        with self._lock:
+            self._late += 1
+
+    def tallies(self) -> tuple[Tally, ...]:
+        """What has ended, by how and why: copies, which stay as they are."""
+        with self._lock:
+            copies = (msgspec.structs.replace(tally, classes=list(tally.classes)) for tally in self._tallies.values())
+            return tuple(copies)
+
+    def open_of(self, side: Side) -> int:
+        with self._lock:
+            return sum(record.side == side for record, _ in self._open.values())
+
+    @property
+    def late(self) -> int:
+        with self._lock:
+            return self._late

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from deeplink.errors import ConfigError, LayoutError, Refused
@@ -15,8 +15,8 @@ from deeplink.kvconnector.layout import RECORDS, Bound, Layout
 
 FULL, SLIDING, STATE = "full", "sliding", "state"
 KINDS = (FULL, SLIDING, STATE)
-MAX_UNLIKE = 8
-"""Data-parallel replicas are usually all alike; each kind of one engine is paired with each of the other."""
+MOST_WORK = 1 << 22
+"""Ranks times ranks times cache groups times cache groups that are matched: seconds, whatever two contracts say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +104,22 @@ def refusals(producer: Contract, consumer: Contract, *, whole: bool = True) -> I
 
 
 def _group_refusals(producer: Contract, consumer: Contract, *, whole: bool) -> Iterator[Refusal]:
+    understood = True
     for side in (producer, consumer):
         if len(_layers(side)) < sum(len(group.layers) for group in side.groups):
+            understood = False
             counts = str(len(producer.groups)), str(len(consumer.groups))
             yield Refusal(
                 "groups", counts[0], counts[1], "a layer belongs to one cache group; this contract has one in two"
             )
-            return  # pairs of groups with layers in common could be as many as both have groups, multiplied
-    understood = True
     for index in range(max(len(producer.groups), len(consumer.groups))):
         for refusal in _one_by_one(index, producer.groups[index : index + 1], consumer.groups[index : index + 1]):
             understood = False
             yield refusal
+    ours_l, theirs_l = _layers(producer), _layers(consumer)
     for index in range(max(len(producer.groups), len(consumer.groups)) if whole else 0):
         sides = [side.groups[index].layers if index < len(side.groups) else () for side in (producer, consumer)]
-        if not (set(sides[0]) <= _layers(consumer) and set(sides[1]) <= _layers(producer)):
+        if not (theirs_l.issuperset(sides[0]) and ours_l.issuperset(sides[1])):
             remedy = "serve the same layers of the model on both engines"
             yield Refusal(f"groups[{index}].layers", str(sides[0]), str(sides[1]), remedy)
     for index, theirs, found in _conversions(producer, consumer) if understood else ():
@@ -194,35 +195,28 @@ def _rank_refusals(producer: Contract, consumer: Contract, *, whole: bool) -> It
         if any(len(rank.heads) != len(side.groups) for rank in side.ranks):
             yield Refusal("ranks", counts[0], counts[1], "a rank states its heads for each cache group")
             return
+        for first, last in {heads for rank in side.ranks for heads in rank.heads}:
+            if first >= last:
+                remedy = f"a rank says that it has heads [{first}, {last})"
+                yield Refusal("ranks", counts[0], counts[1], remedy)
+                return
         if any(group.kind == STATE for group in side.groups) and len(side.ranks) > 1:
             yield Refusal(
                 "ranks", counts[0], counts[1], "a state is not cut into heads; run both engines with one rank"
             )
     if not whole:
         return
-    kinds = [list(_unlike(side)) for side in (producer, consumer)]
-    if max(map(len, kinds)) > MAX_UNLIKE:
-        yield Refusal("ranks", *counts, f"an engine has at most {MAX_UNLIKE} kinds of data-parallel replicas")
-        return
-    for ours in kinds[0]:
-        for theirs in kinds[1]:
-            _, missing = shares.takes(producer, consumer, ours, theirs)
-            if missing:
-                yield Refusal("ranks", counts[0], counts[1], f"no rank of the prefill engine has {missing}")
+    if shares.work(producer, consumer) > MOST_WORK:
+        remedy = "so many ranks and cache groups are not matched with each other"
+        yield Refusal("ranks", counts[0], counts[1], remedy)
+    elif missing := shares.gap(producer, consumer):
+        yield Refusal("ranks", counts[0], counts[1], f"no rank of the prefill engine has {missing}")
 
 
 def sizes(contract: Contract) -> str:
     """How many ranks there are of each kind, for people."""
     kinds = ("tp", "pp", "dp")
     return ", ".join(f"{kind} {len({getattr(rank, kind) for rank in contract.ranks})}" for kind in kinds)
-
-
-def _unlike(contract: Contract) -> Iterator[int]:
-    """One data-parallel replica of each kind; usually they are all alike."""
-    kinds: dict[tuple[object, ...], int] = {}
-    for dp in sorted({rank.dp for rank in contract.ranks}):
-        kinds.setdefault(tuple((rank.heads, rank.layers) for rank in shares.ranks(contract, dp)), dp)
-    yield from kinds.values()
 
 
 def _layers(contract: Contract) -> set[int]:
@@ -240,10 +234,11 @@ def bind(group: CacheGroup, heads: int, blocks: int = 1) -> Bound:
 def _conversions(producer: Contract, consumer: Contract) -> Iterator[tuple[int, CacheGroup, Conversion | None]]:
     """For every two groups that have layers in common: the producer's by its place, the consumer's, and what it
     takes."""
+    where = {layer: at for at, group in enumerate(consumer.groups) for layer in group.layers}
     for index, ours in enumerate(producer.groups):
-        for theirs in consumer.groups:
-            if set(ours.layers) & set(theirs.layers):
-                yield index, theirs, forms.conversion(ours, theirs)
+        for at in sorted({where[layer] for layer in ours.layers if layer in where}):
+            theirs = consumer.groups[at]
+            yield index, theirs, forms.conversion(ours, theirs)
 
 
 def _wire(index: int, group: CacheGroup, conversions: Sequence[tuple[int, Conversion]]) -> str:
@@ -254,21 +249,27 @@ def _wire(index: int, group: CacheGroup, conversions: Sequence[tuple[int, Conver
 
 def transport(ours: Rank, theirs: Rank) -> str:
     """The first of our transports by which this rank reaches the other; empty when there is none."""
-    for name, address in ours.transports.items():
-        if name in theirs.transports and place(address) == place(theirs.transports[name]):
-            return name
-    return ""
+    return _first(_places(ours), _places(theirs))
+
+
+Places = tuple[tuple[str, str], ...]
+
+
+def _places(rank: Rank) -> Places:
+    """The names of its transports, each with the place it is confined to."""
+    return tuple((name, place(address)) for name, address in rank.transports.items())
+
+
+def _first(ours: Places, theirs: Collection[tuple[str, str]]) -> str:
+    return next((at[0] for at in ours if at in theirs), "")
 
 
 def _transports(producer: Contract, consumer: Contract) -> Iterator[str]:
-    for ours in _reached(producer):
-        for theirs in _reached(consumer):
-            yield transport(ours, theirs)
-
-
-def _reached(contract: Contract) -> Iterable[Rank]:
-    """One rank of each kind as to where its transports reach; usually all are of one kind, or there is one per host."""
-    return {tuple((name, place(at)) for name, at in rank.transports.items()): rank for rank in contract.ranks}.values()
+    """One for each two kinds of ranks, which are usually all alike."""
+    theirs = [frozenset(one) for one in dict.fromkeys(map(_places, consumer.ranks))]
+    for ours in dict.fromkeys(map(_places, producer.ranks)):
+        for one in theirs:
+            yield _first(ours, one)
 
 
 def _describe(contract: Contract) -> str:

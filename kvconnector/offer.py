@@ -7,23 +7,25 @@ from dataclasses import dataclass, field
 
 from deeplink.errors import DeeplinkError, Reason
 from deeplink.kvconnector import digest
-from deeplink.kvconnector.channel import Channel
+from deeplink.kvconnector.channel import Channel, Part
 from deeplink.kvconnector.plan import Chunk
-from deeplink.kvconnector.staging import Piece
+from deeplink.kvconnector.staging import Piece, Staging
 from deeplink.kvconnector.ticket import Ticket
 from deeplink.kvconnector.transport.base import Link
 
 
 @dataclass(slots=True, eq=False)
 class Staged:
-    """A chunk of cache group `group` in staging. `claims` have still to fetch it; `readers` are reading it now."""
+    """A chunk of cache group `group` in staging. `claims` have still to fetch it; `readers` are reading it now. When
+    there are neither, its piece is `free` again, and nobody reads it any more."""
 
     group: int
     chunk: Chunk
     piece: Piece
-    claims: int
+    claims: int = 0
     digests: digest.Tiles | None = None
     readers: int = 0
+    free: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -45,10 +47,11 @@ class Taking:
     """One claim, and how far it has come: it is done with the first `done` staged chunks.
 
     `channel` and `link` are those it is served on now. After a broken connection it has until `lost_until` (monotonic
-    seconds) to come back; `broke` is then what broke it, and `flying` what was under way. `tokens` are counted for each
-    part of the claim.
+    seconds) to come back; `broke` is then what broke it, and `flying` what was under way. `parts` are those of the
+    claim as it was made last, and `tokens` are counted for each of them.
     """
 
+    parts: tuple[Part, ...]
     done: int = 0
     channel: Channel | None = None
     link: Link | None = None
@@ -60,6 +63,7 @@ class Taking:
     tokens: dict[int, int] = field(default_factory=dict)
     moved: int = 0
     total: int = 0
+    digested: bool = True
 
 
 @dataclass(slots=True)
@@ -93,3 +97,25 @@ class Offer:
     @property
     def links(self) -> list[Link]:
         return [taking.link for taking in self.claims.values() if taking.link is not None]
+
+
+def release(staged: Staged, staging: Staging) -> None:
+    """One claim less wants this chunk."""
+    if staged.claims > 0:
+        staged.claims -= 1
+        settle(staged, staging)
+
+
+def let_go(staged: Staged, staging: Staging) -> None:
+    """Nobody wants this chunk any more."""
+    staged.claims = 0
+    settle(staged, staging)
+
+
+def settle(staged: Staged, staging: Staging) -> None:
+    """Give the piece back once nobody wants or reads it: exactly once, whoever comes last. Under the producer's lock,
+    like the two above."""
+    if not staged.free and staged.claims == 0 and staged.readers == 0:
+        staged.free = True
+        staged.digests = None  # a long prompt has megabytes of them
+        staging.release(staged.piece)

@@ -73,7 +73,7 @@ def _spans(block_table: Sequence[int], block_size: int, chunk: Chunk) -> Iterato
     """First token and tokens in a block, how many adjacent blocks, and the place of the first in the table."""
     index, first = divmod(chunk.start, block_size)
     whole, rest = divmod(chunk.stop, block_size)
-    if first:
+    if first and chunk.tokens:
         tokens = min(block_size - first, chunk.tokens)
         yield first, tokens, 1, index
         index += 1
@@ -83,5 +83,5 @@ def _spans(block_table: Sequence[int], block_size: int, chunk: Chunk) -> Iterato
         cuts = np.flatnonzero(np.diff(blocks) != 1) + 1
         for start, stop in itertools.pairwise([0, *cuts.tolist(), whole - index]):
             yield 0, block_size, stop - start, index + start
-    if rest and whole >= index:
+    if rest and chunk.tokens and whole >= index:
         yield 0, rest, 1, whole

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
 KEPT_PER_PEER = 4
+KEPT_PEERS = 256
+"""Addresses for which connections are kept; the one that was used longest ago goes first."""
 
 
 class _Closable(Protocol):
@@ -20,25 +21,35 @@ T = TypeVar("T", bound=_Closable)
 class Pool(Generic[T]):
     """Idle connections by address. One that failed is closed by whoever used it and never comes back here.
 
-    A peer that restarts listens elsewhere, so what is kept for its old address is only ever stale once.
+    A peer that restarts listens elsewhere, so what is kept for its old address is only ever stale once; and nobody asks
+    for it again, so there is an end to how much is kept.
     """
 
     def __init__(self) -> None:
-        self._idle: defaultdict[Hashable, list[T]] = defaultdict(list)
+        self._idle: dict[Hashable, list[T]] = {}
         self._lock = threading.Lock()
         self._closed = False
 
     def take(self, address: Hashable) -> T | None:
         with self._lock:
-            idle = self._idle.get(address)
-            return idle.pop() if idle else None
+            idle = self._idle.pop(address, [])
+            taken = idle.pop() if idle else None
+            if idle:
+                self._idle[address] = idle
+            return taken
 
     def give(self, address: Hashable, connection: T) -> None:
         with self._lock:
-            if not self._closed and len(self._idle[address]) < KEPT_PER_PEER:
-                self._idle[address].append(connection)
-                return
-        connection.close()
+            idle = self._idle.pop(address, [])
+            spare = [connection]
+            if not self._closed and len(idle) < KEPT_PER_PEER:
+                idle.append(spare.pop())
+            if idle:
+                self._idle[address] = idle  # again at the end: the first one is the one used longest ago
+            if len(self._idle) > KEPT_PEERS:
+                spare += self._idle.pop(next(iter(self._idle)))
+        for connection in spare:
+            connection.close()
 
     def drop(self, address: Hashable) -> None:
         """Forget what is kept for a peer that is gone."""

@@ -1,6 +1,6 @@
 """Serving one claim: announce the chunks, push those that are granted a place, and let go of those that have landed.
 
-It runs on the thread of the claim's channel and may block until the handoff's deadline. `Producer` owns the offer and
+It runs on the thread of the claim's channel and may block until the handoff's deadline. `Offers` owns the offer and
 its end; what is shared with it is guarded by `changed`.
 """
 
@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import digest, wire
+from deeplink.kvconnector.admission import check_quit
 from deeplink.kvconnector.group import Group, Wire
-from deeplink.kvconnector.offer import Announced, Offer, Staged, Taking
+from deeplink.kvconnector.offer import Announced, Offer, Staged, Taking, release
 from deeplink.kvconnector.pool import Pool
+from deeplink.kvconnector.pushing import POSTS, Pushing
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport.base import Link, Push, Transport
 
-AHEAD = 3
+AHEAD = 2 * POSTS
 """Chunks announced before the first of them has landed."""
 LOOK = 0.05
 """Seconds between two looks at what else may have happened while a consumer or prefill is waited for."""
@@ -40,19 +42,25 @@ class Serving:
     links: Pool[Link]
     transports: Mapping[str, Transport]
     changed: threading.Condition
+    _pushing: Pushing = field(init=False)
     _waiting: deque[Announced] = field(default_factory=deque)
     _number: int = 0
 
+    def __post_init__(self) -> None:
+        peer = self.claim.transport, self.claim.address
+        self._pushing = Pushing(
+            self.offer, self.taking, peer, self._connect, self._current, self.staging, self.links, self.changed
+        )
+
     def move(self) -> None:
         """Announce, push and account every chunk that overlaps the claim. Returns when all of it has landed."""
-        parts = [part for part in self.claim.parts if part.start < part.stop]
-        if not parts:
-            return
         self._recount()
-        self._attach(self.links.take(self._peer) or self._connect())
+        if not any(part.start < part.stop for part in self.claim.parts):
+            return
         covered = [part.start for part in self.claim.parts]
         index, healthy = self.taking.done, False
         try:
+            self._pushing.open()
             while True:
                 while self._announced() < AHEAD and (staged := self._next(index)) is not None:
                     index += 1
@@ -63,7 +71,8 @@ class Serving:
                         return
                     self._await_chunk(index)
                     continue
-                self._answer(self._hear())
+                if not self._report():
+                    self._answer(self._hear())
         except DeeplinkError as exc:
             # When the handoff was ended from elsewhere, the broken link is the consequence, not the cause.
             if self.offer.ended is not None:
@@ -76,39 +85,7 @@ class Serving:
             raise
         finally:
             self.taking.flying = [one for one in self._waiting if not one.landed]
-            self._detach(healthy)
-
-    # -- the link --------------------------------------------------------------------------------------------
-
-    @property
-    def _peer(self) -> tuple[str, str]:
-        return self.claim.transport, self.claim.address
-
-    def _attach(self, link: Link) -> None:
-        with self.changed:
-            self.taking.link = link
-
-    def _detach(self, healthy: bool) -> None:
-        with self.changed:
-            link, self.taking.link = self.taking.link, None
-            # `_end` closes the links it has found here, so one it may have seen is not kept for others.
-            healthy = healthy and self.offer.ended is None
-        if link is None:
-            return
-        if healthy:
-            self.links.give(self._peer, link)
-        else:
-            link.close()
-            self.links.drop(self._peer)
-
-    def _connect(self) -> Link:
-        try:
-            return self.transports[self.claim.transport].connect(self.claim.address, self.offer.deadline)
-        except PeerGone as exc:
-            # A consumer that shuts down says so on the channel, and its transport is gone at the same moment.
-            if (reason := self.channel.last_words()) is not None:
-                raise DeeplinkError.from_reason(reason) from exc
-            raise
+            self._pushing.close(healthy)
 
     # -- one chunk -------------------------------------------------------------------------------------------
 
@@ -127,23 +104,26 @@ class Serving:
         wanted = [
             place
             for place, part in enumerate(self.claim.parts)
-            if part.group == staged.group and chunk.stop > covered[place] and chunk.start < part.stop
+            if part.group == staged.group and chunk.start < part.stop and covered[place] < min(chunk.stop, part.stop)
         ]
         if not wanted:
             self._waiting.append(Announced(staged, True, landed=True))
             self._settle()
             return
         form = self._form(staged)
-        if staged.digests is None:
-            staged.digests = self._digest(staged, form)
+        digests = staged.digests
+        if digests is None and self.claim.verify:
+            digests = staged.digests = self._digest(staged, form)
         for place in wanted:
             part = _wire(form, self.claim.parts[place])
-            tiles = form.part_of(staged.digests, part)
+            tiles = form.part_of(digests, part) if digests is not None else None
             one = Announced(staged, place == wanted[-1], self._number, place, tiles, part.length(chunk.tokens))
             self._number += 1
             self._waiting.append(one)
             self.channel.send(
-                ch.Chunk(one.number, place, chunk.start, chunk.stop, one.length, tiles.tobytes()),
+                ch.Chunk(
+                    one.number, place, chunk.start, chunk.stop, one.length, b"" if tiles is None else tiles.tobytes()
+                ),
                 self.offer.deadline,
             )
             covered[place] = chunk.stop
@@ -154,8 +134,7 @@ class Serving:
         if isinstance(message, ch.Grant):
             for one in self._waiting:
                 if one.number == message.index and not one.landed:
-                    self._push(one, message.key)
-                    self.channel.send(ch.Sent(message.index), self.offer.deadline)
+                    self._pushing.post(one, self._pushes(one, message.key))
                     return
         if isinstance(message, ch.Landed):
             first = next((one for one in self._waiting if not one.landed), None)
@@ -168,46 +147,20 @@ class Serving:
 
     def _recount(self) -> None:
         """Of what was under way when the last connection broke, this claim says what has landed all the same."""
-        for one in self.taking.flying:
-            if one.part < len(self.claim.parts) and one.staged.chunk.stop <= self.claim.parts[one.part].start:
+        flying, self.taking.flying = self.taking.flying, []
+        for one in flying:
+            part = self.claim.parts[one.part]
+            if min(one.staged.chunk.stop, part.stop) <= part.start:
                 self._count(one)
 
     def _count(self, one: Announced) -> None:
         taking, chunk = self.taking, one.staged.chunk
         taking.tokens[one.part] = taking.tokens.get(one.part, 0) + chunk.tokens
         taking.moved += one.length
-        if one.digests is not None:
+        if one.digests is None:
+            taking.digested = False
+        else:
             taking.total = (taking.total + digest.total(one.digests)) & _MASK
-
-    def _push(self, one: Announced, key: bytes) -> None:
-        """Over a fresh link once, should the one that was kept have died without our noticing."""
-        staged = one.staged
-        with self.changed:
-            if self.offer.ended is not None:
-                raise DeeplinkError.from_reason(self.offer.ended)
-            staged.readers += 1
-        try:
-            pushes = list(self._pushes(one, key))
-            try:
-                self._link.push(pushes, self.offer.deadline)
-            except PeerGone:
-                if self.offer.ended is not None or self.taking.channel is not self.channel or self.channel.ended():
-                    raise
-                self._detach(healthy=False)
-                self._attach(self._connect())
-                self._link.push(pushes, self.offer.deadline)
-        finally:
-            with self.changed:
-                staged.readers -= 1
-                if self.offer.ended is not None and not staged.readers:
-                    self.staging.release(staged.piece)
-
-    @property
-    def _link(self) -> Link:
-        link = self.taking.link
-        if link is None:
-            raise PeerGone("the claim has been taken over by a newer connection")
-        return link
 
     def _pushes(self, one: Announced, key: bytes) -> Sequence[Push]:
         tokens = one.staged.chunk.tokens
@@ -235,6 +188,25 @@ class Serving:
                     self.taking.done += 1
                     release(one.staged, self.staging)
 
+    def _report(self) -> bool:
+        """Tell the consumer what has arrived, if that is to be told before anything else is heard."""
+        if not self._pushing.full and (not self._pushing.under_way or self.channel.readable(0)):
+            return False
+        self.channel.send(ch.Sent(self._pushing.arrived().number), self.offer.deadline)
+        return True
+
+    def _connect(self) -> Link:
+        try:
+            return self.transports[self.claim.transport].connect(self.claim.address, self.offer.deadline)
+        except PeerGone as exc:
+            # A consumer that shuts down says so on the channel, and its transport is gone at the same moment.
+            if (reason := self.channel.last_words()) is not None:
+                raise DeeplinkError.from_reason(reason) from exc
+            raise
+
+    def _current(self) -> bool:
+        return self.taking.channel is self.channel and not self.channel.ended()
+
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def _await_chunk(self, index: int) -> None:
@@ -252,61 +224,5 @@ class Serving:
         return self.channel.receive(self.offer.deadline)
 
 
-def release(staged: Staged, staging: Staging) -> None:
-    """One claim less wants this chunk. Under the producer's lock."""
-    staged.claims -= 1
-    if staged.claims == 0 and not staged.readers:
-        staging.release(staged.piece)
-
-
 def _wire(form: Wire, part: ch.Part) -> Wire:
     return form.part(part.layers, part.heads)
-
-
-def check_claim(offer: Offer, claim: ch.Claim, channel: ch.Channel, groups: Sequence[Group]) -> None:
-    """Raises what keeps this claim from being served: another transport, another prompt, what is not there."""
-    agreed = channel.agreement
-    if claim.transport != agreed.transport:
-        raise Refused(
-            "the claim is for another transport than agreed",
-            field="transport",
-            ours=agreed.transport,
-            theirs=claim.transport,
-        )
-    if offer.wire != agreed.wire:
-        raise Refused(
-            "the ticket asks for other element types than the two engines agree on",
-            field="wire",
-            ours=", ".join(agreed.wire),
-            theirs=", ".join(offer.wire),
-            remedy="the router has an old contract of one of them; ask again",
-        )
-    if claim.prompt != offer.prompt:
-        raise Refused(
-            "the two engines do not have the same prompt",
-            field="prompt",
-            ours=offer.prompt.hex(),
-            theirs=claim.prompt.hex(),
-            remedy="serve the same tokenizer and chat template on both engines",
-        )
-    for part in claim.parts:
-        if part.group >= len(groups):
-            raise ProtocolError(f"a claim on cache group {part.group} of {len(groups)}")
-        group, (first, last) = groups[part.group], offer.ranges[part.group]
-        if not set(part.layers) <= set(group.layers) or len(set(part.layers)) < len(part.layers):
-            raise ProtocolError(f"a claim on layers {part.layers} of a rank that has {group.layers}")
-        if not group.heads[0] <= part.heads[0] < part.heads[1] <= group.heads[1]:
-            raise ProtocolError(f"a claim on heads {part.heads} of a rank that has {group.heads}")
-        if not part.start <= part.stop <= last:
-            raise ProtocolError(f"tokens [{part.start}, {part.stop}) of a prompt of {last}")
-        if part.start < first and part.start < part.stop:
-            raise ProtocolError(f"tokens [{part.start}, {part.stop}), of which only those from {first} on are kept")
-
-
-def check_quit(channel: ch.Channel, deadline: float) -> None:
-    """While nothing is expected from the consumer, anything that comes is its farewell."""
-    if channel.readable(0):
-        message = channel.receive(deadline)
-        if isinstance(message, ch.Quit):
-            raise DeeplinkError.from_reason(message.reason)
-        raise ProtocolError(f"{type(message).__name__} out of turn")

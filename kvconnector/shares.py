@@ -10,7 +10,9 @@ what its sources state on the channel (`Needs`). Same order, same code, same ans
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from deeplink.kvconnector.contract import CacheGroup, Contract, Rank
@@ -31,36 +33,93 @@ class Share:
 
 Held = tuple[tuple[int, ...], Range]
 """What a rank holds of one cache group: which layers, and which heads of each."""
+_Bits = tuple[int, Range]
+"""The same with the layers as bits."""
+
+
+class _Lack:
+    """What is missing of several groups, each a set of layers (bits) with one range of heads.
+
+    Layers that lack the same heads are one entry, so that the work does not grow with their number.
+    """
+
+    def __init__(self, targets: Iterable[_Bits]) -> None:
+        self.entries: dict[tuple[int, Range], int] = {}
+        for index, (layers, heads) in enumerate(targets):
+            if layers and heads[0] < heads[1]:
+                self.entries[index, heads] = layers
+
+    def take(self, sources: Iterable[tuple[int, _Bits]]) -> dict[tuple[int, int, Range], int]:
+        """By (source's group, group, heads), the layers that a source has of it; from now on they are not missing."""
+        found: dict[tuple[int, int, Range], int] = {}
+        for ours, (layers, has) in sources:
+            for (theirs, lacked), missing in list(self.entries.items()):
+                common = missing & layers
+                first, last = max(lacked[0], has[0]), min(lacked[1], has[1])
+                if not common or first >= last:
+                    continue
+                found[ours, theirs, (first, last)] = found.get((ours, theirs, (first, last)), 0) | common
+                self._set(theirs, lacked, missing & ~common)
+                for rest in ((lacked[0], first), (last, lacked[1])):
+                    if rest[0] < rest[1]:
+                        self._set(theirs, rest, self.entries.get((theirs, rest), 0) | common)
+        return found
+
+    def _set(self, theirs: int, heads: Range, layers: int) -> None:
+        if layers:
+            self.entries[theirs, heads] = layers
+        else:
+            del self.entries[theirs, heads]
+
+
+class _Numbers:
+    """Layers as bits of an integer, in the order of their numbers; layers that nobody needs have none."""
+
+    def __init__(self, layers: Iterable[int]) -> None:
+        self._layers = sorted(set(layers))
+        self._place = {layer: place for place, layer in enumerate(self._layers)}
+
+    def bits(self, layers: Iterable[int]) -> int:
+        """Those of these layers that are known."""
+        chosen = bytearray(-(-len(self._layers) // 8))
+        for layer in layers:
+            if (place := self._place.get(layer)) is not None:
+                chosen[place >> 3] |= 1 << (place & 7)
+        return int.from_bytes(chosen, "little")
+
+    def between(self, first: int, last: int) -> int:
+        """All from layer `first` to before `last`."""
+        low, high = bisect_left(self._layers, first), bisect_left(self._layers, last)
+        return ((1 << high) - 1) & ~((1 << low) - 1) if low < high else 0
+
+    def first(self, bits: int) -> int:
+        return self._layers[(bits & -bits).bit_length() - 1]
+
+    def has(self, bits: int, layer: int) -> bool:
+        place = self._place.get(layer)
+        return place is not None and bool(bits >> place & 1)
 
 
 class Needs:
     """What one consumer rank still lacks, of what it holds."""
 
     def __init__(self, held: Sequence[Held]) -> None:
-        self._missing: dict[tuple[int, int], list[Range]] = {
-            (index, layer): [heads] for index, (layers, heads) in enumerate(held) for layer in layers
-        }
+        self._numbers = _Numbers(layer for layers, _ in held for layer in layers)
+        self._lack = _Lack((self._numbers.bits(layers), heads) for layers, heads in held)
 
     @property
     def missing(self) -> str:
         """What is not covered yet, for people; empty when all is."""
-        for (group, layer), ranges in self._missing.items():
-            if ranges:
-                return f"heads {_text(ranges)} of layer {layer} in groups[{group}]"
-        return ""
+        return _missing(self._numbers, self._lack)
 
     def take(self, held: Sequence[Held]) -> tuple[Share, ...]:
         """What a producer rank that holds this has of it; from now on that is covered."""
-        found: dict[tuple[int, int, Range], list[int]] = {}
-        for ours, (layers, has) in enumerate(held):
-            for (theirs, layer), missing in list(self._missing.items()):
-                if layer in layers:
-                    for heads in _common(missing, has):
-                        found.setdefault((ours, theirs, heads), []).append(layer)
-                    self._missing[theirs, layer] = list(_without(missing, has))
-                    if not self._missing[theirs, layer]:
-                        del self._missing[theirs, layer]
-        return tuple(Share(ours, theirs, tuple(layers), heads) for (ours, theirs, heads), layers in found.items())
+        numbers = self._numbers
+        found = self._lack.take((index, (numbers.bits(layers), heads)) for index, (layers, heads) in enumerate(held))
+        return tuple(
+            Share(ours, theirs, tuple(layer for layer in held[ours][0] if numbers.has(bits, layer)), heads)
+            for (ours, theirs, heads), bits in found.items()
+        )
 
 
 def held(groups: Sequence[CacheGroup], rank: Rank) -> tuple[Held, ...]:
@@ -73,41 +132,93 @@ def held(groups: Sequence[CacheGroup], rank: Rank) -> tuple[Held, ...]:
 
 
 def takes(
-    producer: Contract, consumer: Contract, producer_dp: int = 0, consumer_dp: int = 0
+    producer: Contract, consumer: Contract, producer_dp: int | None = None, consumer_dp: int | None = None
 ) -> tuple[tuple[tuple[int, ...], ...], str]:
     """For each rank of the consumer, which of the producer's ranks it takes from, in order; and what is missing.
 
-    Ranks are numbered within their data-parallel replica. The text is empty when every rank gets all it needs.
+    Ranks are numbered within their data-parallel replica, by default the first. The text is empty when every
+    rank gets all it needs.
     """
-    sources = [held(producer.groups, rank) for rank in ranks(producer, producer_dp)]
-    taken: list[tuple[int, ...]] = []
-    for place, target in enumerate(ranks(consumer, consumer_dp)):
-        needs = Needs(held(consumer.groups, target))
-        # Each starts at another rank, so that copies of the same heads are read evenly.
-        order = [(place + step) % len(sources) for step in range(len(sources))]
-        taken.append(tuple(index for index in order if needs.missing and needs.take(sources[index])))
-        if needs.missing:
-            return (), needs.missing
-    return tuple(taken), ""
+    numbers = _numbers(consumer)
+    return _match(numbers, _replica(numbers, producer, producer_dp), _replica(numbers, consumer, consumer_dp))
 
 
-def ranks(contract: Contract, dp: int = 0) -> tuple[Rank, ...]:
-    """The ranks of one data-parallel replica, in the contract's order; a ticket counts them so."""
+def gap(producer: Contract, consumer: Contract) -> str:
+    """What a rank of some data-parallel replica would not get from some replica of the producer; empty when all do."""
+    numbers = _numbers(consumer)
+    sources = [_replica(numbers, producer, dp) for dp in _unlike(producer)]
+    targets = [_replica(numbers, consumer, dp) for dp in _unlike(consumer)]
+    found = (_match(numbers, ours, theirs)[1] for ours in sources for theirs in targets)
+    return next(filter(None, found), "")
+
+
+def work(producer: Contract, consumer: Contract) -> int:
+    """What `gap` costs at most, in steps of about a microsecond."""
+    counts = [Counter(rank.dp for rank in side.ranks) for side in (producer, consumer)]
+    ours, theirs = (
+        sum(count[dp] for dp in _unlike(side)) * len(side.groups)
+        for side, count in zip((producer, consumer), counts, strict=True)
+    )
+    return ours * theirs
+
+
+def ranks(contract: Contract, dp: int | None = None) -> tuple[Rank, ...]:
+    """The ranks of one data-parallel replica, by default the first, in the contract's order: a ticket counts so."""
+    dp = min(rank.dp for rank in contract.ranks) if dp is None else dp
     return tuple(rank for rank in contract.ranks if rank.dp == dp)
 
 
-def _common(ranges: Sequence[Range], held: Range) -> Iterator[Range]:
-    for start, stop in ranges:
-        first, last = max(start, held[0]), min(stop, held[1])
-        if first < last:
-            yield first, last
+def _unlike(contract: Contract) -> list[int]:
+    """One data-parallel replica of each kind; usually they are all alike."""
+    replicas: dict[int, list[tuple[object, ...]]] = {}
+    for rank in contract.ranks:
+        replicas.setdefault(rank.dp, []).append((rank.heads, rank.layers))
+    kinds: dict[tuple[tuple[object, ...], ...], int] = {}
+    for dp in sorted(replicas):
+        kinds.setdefault(tuple(replicas[dp]), dp)
+    return list(kinds.values())
 
 
-def _without(ranges: Sequence[Range], held: Range) -> Iterator[Range]:
-    for start, stop in ranges:
-        for first, last in ((start, min(stop, held[0])), (max(start, held[1]), stop)):
-            if first < last:
-                yield first, last
+def _numbers(consumer: Contract) -> _Numbers:
+    return _Numbers(layer for group in consumer.groups for layer in group.layers)
+
+
+def _replica(numbers: _Numbers, contract: Contract, dp: int | None) -> list[list[_Bits]]:
+    """What each rank of a replica holds of each group."""
+    layers = [numbers.bits(group.layers) for group in contract.groups]
+    return [
+        [(bits & numbers.between(*rank.layers), heads) for bits, heads in zip(layers, rank.heads, strict=True)]
+        for rank in ranks(contract, dp)
+    ]
+
+
+def _match(
+    numbers: _Numbers, sources: Sequence[Sequence[_Bits]], targets: Sequence[Sequence[_Bits]]
+) -> tuple[tuple[tuple[int, ...], ...], str]:
+    held = [[(index, bits) for index, bits in enumerate(source) if bits[0]] for source in sources]
+    taken: list[tuple[int, ...]] = []
+    for place, target in enumerate(targets):
+        lack = _Lack(target)
+        found: list[int] = []
+        # Each starts at another rank, so that copies of the same heads are read evenly.
+        for step in range(len(held)):
+            if not lack.entries:
+                break
+            index = (place + step) % len(held)
+            if lack.take(held[index]):
+                found.append(index)
+        if lack.entries:
+            return (), _missing(numbers, lack)
+        taken.append(tuple(found))
+    return tuple(taken), ""
+
+
+def _missing(numbers: _Numbers, lack: _Lack) -> str:
+    """What is not covered, for people; empty when all is."""
+    for (group, _), bits in lack.entries.items():
+        ranges = sorted(heads for (of, heads), others in lack.entries.items() if of == group and others & bits)
+        return f"heads {_text(ranges)} of layer {numbers.first(bits)} in groups[{group}]"
+    return ""
 
 
 def _text(ranges: Sequence[Range]) -> str:

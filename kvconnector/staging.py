@@ -18,13 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import DeadlineExceeded, HandoffError
+from deeplink.kvconnector.arena import LEASES, Arena, Loan
 
 ALIGN = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """`length` bytes of the arena, and the extent (aligned) that was reserved for them.
+    """`length` bytes of the arena, and the extent (aligned) that was reserved for them. `lease` is its place among the
+    arena's, if it has one.
 
     Compared by identity: a later piece at the same place is another piece, and releasing the old one again must not
     free it.
@@ -33,21 +35,30 @@ class Piece:
     offset: int
     length: int
     extent: int
+    lease: int = -1
+
+
+def _private(capacity: int) -> memoryview:
+    memory = mmap.mmap(-1, capacity)
+    # Fewer translations for whoever copies: libraries that copy between processes gain half as much again.
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 class Staging:
     """An arena of `capacity` bytes with first-fit allocation, safe to use from several threads.
 
-    First fit keeps reusing the low addresses, so memory that was never needed is never touched.
+    First fit keeps reusing the low addresses, so memory that was never needed is never touched. With `arena`, that is
+    the memory, and its pieces can be lent.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, arena: Arena | None = None) -> None:
         self.capacity = capacity
-        self._memory = mmap.mmap(-1, capacity)
-        # Fewer translations for whoever copies: libraries that copy between processes gain half as much again.
-        with contextlib.suppress(AttributeError, OSError):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        self._view = memoryview(self._memory)
+        self.arena = arena
+        self._view = arena.memory if arena is not None else _private(capacity)
+        self._address = np.frombuffer(self._view, np.uint8).ctypes.data
+        self._leases = list(range(LEASES)) if arena is not None else []
         self._holes = [(0, capacity)]
         self._held: set[Piece] = set()
         self._freed = threading.Condition()
@@ -96,10 +107,25 @@ class Staging:
         """Raises KeyError for a piece that is not held: releasing twice is a bug of the caller."""
         with self._freed:
             self._held.remove(piece)
+            if self.arena is not None and piece.lease >= 0:
+                # Before anybody else can have it: who still reads it must be able to tell.
+                self.arena.leases[piece.lease] += np.uint64(1)
+                self._leases.append(piece.lease)
             if piece.extent:  # an empty hole could lie inside another and keep its neighbours apart
                 insort(self._holes, (piece.offset, piece.extent))
                 self._merge()
             self._freed.notify_all()
+
+    def loan(self, view: memoryview) -> Loan | None:
+        """What a peer needs to read these bytes where they are; None for bytes that cannot be lent."""
+        if self.arena is None or not view.nbytes:
+            return None
+        at = np.frombuffer(view, np.uint8).ctypes.data - self._address
+        with self._freed:
+            for piece in self._held:
+                if piece.offset <= at and at + view.nbytes <= piece.offset + piece.length and piece.lease >= 0:
+                    return Loan(at, view.nbytes, piece.lease, int(self.arena.leases[piece.lease]))
+        return None
 
     def view(self, piece: Piece) -> memoryview:
         """The piece's bytes, writable. Valid until it is released."""
@@ -115,7 +141,7 @@ class Staging:
                     del self._holes[index]
                 else:
                     self._holes[index] = (offset + extent, size - extent)
-                piece = Piece(offset, length, extent)
+                piece = Piece(offset, length, extent, self._leases.pop() if self._leases else -1)
                 self._held.add(piece)
                 return piece
         return None

@@ -9,10 +9,15 @@ import click
 from deeplink import __version__
 
 COMMANDS = {
+    "bench": "how fast this machine hands over KV caches, beside what it could do",
+    "chips": "which chips are here, and which engine plugin serves them",
     "contract": "what an engine states, and whether two engines can hand over",
     "demo": "two unlike vLLM engines and a router on this machine, from nothing",
     "doctor": "what is here, what works, and what would be refused and why",
+    "replan": "the least that has to change in a running placement",
     "router": "serve one OpenAI endpoint in front of the engines in deeplink.toml",
+    "simulate": "what the placement of a fleet does with a trace, event by event",
+    "solve": "which chips should do what: the best placement, proven",
 }
 
 

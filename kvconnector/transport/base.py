@@ -8,15 +8,19 @@ key to the peer over the handoff channel; the sending side pushes. Nothing is ev
 | stage      | endpoint  | once per staging arena, before all else  | the caller keeps the memory until close    |
 | register   | consumer  | before it grants a chunk                 | the caller keeps the memory until withdraw |
 | connect    | producer  | once per peer, kept and reused           | the caller closes the link                 |
+| Link.post  | producer  | instead, where there is more to come     | (optional)                                 |
 | Link.push  | producer  | per chunk; returns when the peer has it  | the source stays the caller's              |
 | close      | both      | once, at shutdown                        |                                            |
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from deeplink.kvconnector.arena import Lent
+from deeplink.kvconnector.staging import Staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,9 @@ class Push:
 class Region(Protocol):
     """Memory a peer may write into until it is withdrawn."""
 
+    lent: Lent | None
+    """Where the bytes are after a push, if the peer has lent them rather than written into the region."""
+
     @property
     def key(self) -> bytes: ...
 
@@ -71,6 +78,23 @@ class Link(Protocol):
 
     def close(self) -> None:
         """May come from another thread than the one that pushes, and makes its push fail."""
+
+
+@runtime_checkable
+class LendingTransport(Protocol):
+    """A transport whose peers can read staging where it is."""
+
+    def lend(self, staging: Staging) -> None:
+        """What is pushed will lie in it, and may be lent. Called once, before anything is pushed."""
+
+
+@runtime_checkable
+class PostingLink(Link, Protocol):
+    """A link that can have several pushes under way."""
+
+    def post(self, pushes: Sequence[Push], deadline: float) -> Callable[[float], None]:
+        """As `push`, but returns when the sources are not read any more; the result, called with a deadline, does the
+        rest. What was posted first has to be waited for first."""
 
 
 class Transport(Protocol):

@@ -27,6 +27,7 @@ import weakref
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, Refused
 from deeplink.kvconnector import wire
+from deeplink.kvconnector.arena import Lent
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.transport import talk
 from deeplink.kvconnector.transport.arenas import Arenas, Cover
@@ -145,6 +146,8 @@ class _Registered:
 
     While that is not known to have ended, `kept` holds on to it, so that the memory is not freed under a writer.
     """
+
+    lent: Lent | None = None
 
     def __init__(self, region: Region, cover: Cover | None, arenas: Arenas, kept: set[_Registered]) -> None:
         self._region = region

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from deeplink.errors import DeadlineExceeded, Refused
+from deeplink.kvconnector.arena import Lent
 
 KEY_BYTES = 16
 LET_GO_SECONDS = 30.0
@@ -33,6 +34,8 @@ class _Region:
     owner: Regions
     writers: dict[object, Callable[[], None] | None] = field(default_factory=dict)
     """How each is interrupted; None for one that is lost."""
+    lent: Lent | None = None
+    """Where the bytes are, if the peer has lent them instead of writing here."""
 
     def withdraw(self) -> None:
         self.owner.withdraw(self)
@@ -73,6 +76,15 @@ class Regions:
             self._changed.wait_for(lambda: not any(region.writers.values()), timeout=0 if again else self._let_go)
             if region.writers:
                 raise DeadlineExceeded("a writer did not let go of a withdrawn region; it may write there yet")
+
+    def lend(self, part: Part, lent: Lent) -> bool:
+        """Take what a peer lends in place of the whole region; false for a part of one. Raises Refused."""
+        with self._changed:
+            region = self._find(part)
+            if part[1] or part[2] != region.memory.nbytes:
+                return False
+            region.lent = lent
+            return True
 
     @contextlib.contextmanager
     def writing(self, parts: Sequence[Part], interrupt: Callable[[], None] = _nothing) -> Iterator[list[memoryview]]:

@@ -1,13 +1,14 @@
-"""Pushes to a process on the same host, through a ring of shared memory per link.
+"""Pushes to a process on the same host: staging is lent where it is, and anything else goes through a ring per link.
 
-The serving side makes a ring (a sealed memfd) for each peer that has passed the greeting and sends its descriptor
-over their socket. The pusher copies into a slot of the ring and says over the socket what is in it: ``key, offset,
-length`` per part. The serving side's thread checks keys and bounds on what came over the socket, never on what lies
-in shared memory, copies the slot's bytes into the regions, and answers, which frees the slot.
+When a link is made, the serving side gives the pusher a ring (a sealed memfd), and the pusher gives the serving side
+its staging memory to read. A push of what lies there says only where: ``key, offset, length``, and the place and lease
+in the staging (`arena`). If that is all of a region, the region's owner reads it in place; if it is a part, the serving
+side's thread copies it there. What lies elsewhere the pusher copies into a slot of the ring, says over the socket what
+is in it, and the serving side's thread copies it on, which frees the slot.
 
-So no peer ever maps a region. A peer that is malicious, frozen or killed at any instruction can spoil its own ring
-and nothing else, and a withdrawn region is free once the copy under way, of one slot at most, is over. It costs a
-second copy; the two run in two processes at once.
+Keys and bounds are checked on what came over the socket, never on what lies in shared memory. So no peer ever writes
+into a region, and one that is malicious, frozen or killed at any instruction can spoil its own memory and nothing else.
+What it lends can be taken back while it is read, which the reader notices by the lease.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import numpy as np
 
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, Refused
 from deeplink.hookspecs import hookimpl
-from deeplink.kvconnector import contract, wire
+from deeplink.kvconnector import arena, contract, wire
+from deeplink.kvconnector.arena import Foreign, Loan
 from deeplink.kvconnector.listener import Listener
+from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport import answer, ring
 from deeplink.kvconnector.transport.base import Capabilities, Link, Push, Region, Transport
 from deeplink.kvconnector.transport.regions import Regions
@@ -42,6 +45,9 @@ LARGE = 256 << 10
 
 _COUNT = struct.Struct("<H")
 _PART = struct.Struct("<16sQQ")
+_LOAN = struct.Struct("<16sQQQIQ")
+LOANS = 0xFFFF
+"""In place of a number of parts: what follows is lent, and no slot is used."""
 
 
 def place() -> str:
@@ -55,14 +61,20 @@ def place() -> str:
 
 
 class ShmLink:
-    def __init__(self, sock: socket.socket, slots: list[memoryview]) -> None:
+    """`staging` is what the peer was given to read, if anything."""
+
+    def __init__(self, sock: socket.socket, slots: list[memoryview], staging: Staging | None) -> None:
         self._shared = wire.Shared(sock)
+        self._staging = staging
         self._slots = slots
         self._sent = 0
         self._unanswered = 0
 
     def push(self, pushes: Sequence[Push], deadline: float) -> None:
         with self._shared.use() as sock:
+            if (loans := self._loans(pushes)) is not None:
+                self._send_loans(sock, loans, deadline)
+                return
             slot = self._free_slot(sock, deadline)
             parts: list[bytes] = []
             filled = 0
@@ -88,6 +100,24 @@ class ShmLink:
         self._shared.close()
         self._slots = []  # unmapped when a push that may be under way has ended too
 
+    def _loans(self, pushes: Sequence[Push]) -> list[bytes] | None:
+        """The pushes as loans, if all of them can be lent."""
+        loans = []
+        for push in pushes if self._staging is not None else ():
+            assert self._staging is not None
+            loan = self._staging.loan(push.source)
+            if loan is None:
+                return None
+            loans.append(_LOAN.pack(push.key, push.offset, loan.length, loan.offset, loan.lease, loan.generation))
+        return loans or None
+
+    def _send_loans(self, sock: socket.socket, loans: list[bytes], deadline: float) -> None:
+        for first in range(0, len(loans), MAX_PARTS):
+            some = loans[first : first + MAX_PARTS]
+            wire.send(sock, _COUNT.pack(LOANS) + _COUNT.pack(len(some)) + b"".join(some), deadline)
+            self._unanswered += 1
+            self._hear(sock, deadline)
+
     def _send_slot(self, sock: socket.socket, parts: list[bytes], deadline: float) -> None:
         wire.send(sock, _COUNT.pack(len(parts)) + b"".join(parts), deadline)
         self._sent += 1
@@ -97,7 +127,7 @@ class ShmLink:
         slots = self._slots
         if not slots:
             raise PeerGone("the connection is closed")
-        if self._unanswered == SLOTS:
+        if self._unanswered >= SLOTS:
             self._hear(sock, deadline)
         return slots[self._sent % SLOTS]
 
@@ -117,6 +147,7 @@ class ShmTransport:
     def __init__(self, host: str, secret: bytes) -> None:
         self._secret = secret
         self._regions = Regions()
+        self._staging: Staging | None = None
         try:
             self._place = place()
             os.close(ring.make())
@@ -135,6 +166,9 @@ class ShmTransport:
     def stage(self, memory: memoryview) -> None:
         """Nothing to prepare: this process's own threads move the bytes."""
 
+    def lend(self, staging: Staging) -> None:
+        self._staging = staging
+
     def register(self, memory: memoryview) -> Region:
         return self._regions.register(memory)
 
@@ -145,7 +179,13 @@ class ShmTransport:
         sock = _dial(address.rpartition("/")[2], deadline)
         try:
             wire.greet(sock, self._secret, PURPOSE, server=False, deadline=deadline)
-            return ShmLink(sock, ring.receive(sock, deadline))
+            slots = ring.receive(sock, deadline)
+            staging = self._staging
+            if staging is None or staging.arena is None:
+                arena.send_none(sock, deadline)
+            else:
+                staging.arena.send(sock, deadline)
+            return ShmLink(sock, slots, staging)
         except DeeplinkError:
             sock.close()
             raise
@@ -155,10 +195,14 @@ class ShmTransport:
 
     def _serve(self, sock: socket.socket) -> None:
         slots = ring.send(sock, time.monotonic() + answer.BODY_SECONDS)
+        foreign = arena.receive(sock, time.monotonic() + answer.BODY_SECONDS)
         inbox = _Inbox(sock)
         turn = 0
         while True:
             (count,) = _COUNT.unpack(inbox.take(_COUNT.size, IDLE_SECONDS))
+            if count == LOANS:
+                self._borrow(sock, inbox, foreign)
+                continue
             if count > MAX_PARTS:
                 raise answer.refuse(sock, f"{count} parts in one slot, at most {MAX_PARTS} may be")
             parts = list(_PART.iter_unpack(inbox.take(count * _PART.size, answer.BODY_SECONDS)))
@@ -172,6 +216,23 @@ class ShmTransport:
                 raise answer.refuse(sock, exc.message) from exc
             answer.accept(sock)
             turn = (turn + 1) % SLOTS
+
+    def _borrow(self, sock: socket.socket, inbox: _Inbox, foreign: Foreign | None) -> None:
+        """Take the peer's bytes for those of a region where they are all of it, else copy them there."""
+        (count,) = _COUNT.unpack(inbox.take(_COUNT.size, answer.BODY_SECONDS))
+        if count > MAX_PARTS or foreign is None:
+            raise answer.refuse(sock, f"{count} loans at once, at most {MAX_PARTS if foreign else 0} may be")
+        parts = list(_LOAN.iter_unpack(inbox.take(count * _LOAN.size, answer.BODY_SECONDS)))
+        try:
+            loans = [foreign.lent(Loan(at, length, lease, turn)) for _, _, length, at, lease, turn in parts]
+            places = [(key, offset, length) for key, offset, length, *_ in parts]
+            if count != 1 or not self._regions.lend(places[0], loans[0]):
+                with self._regions.writing(places) as views:
+                    for view, lent in zip(views, loans, strict=True):
+                        _copy(view, lent.memory, view.nbytes)
+        except Refused as exc:
+            raise answer.refuse(sock, exc.message) from exc
+        answer.accept(sock)
 
 
 class _Inbox:

@@ -234,8 +234,11 @@ def _same_host(sock: socket.socket) -> bool:
 
 
 def _default(sock: socket.socket) -> int:
-    if _same_host(sock):
-        return 1
+    try:
+        if _same_host(sock):
+            return 1
+    except OSError as exc:  # it has gone again
+        raise wire.broken(exc, "the connection broke at once") from exc
     with contextlib.suppress(AttributeError, OSError):  # a system that does not tell
         if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr"):
             return 1

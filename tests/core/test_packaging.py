@@ -100,6 +100,11 @@ def test_the_core_is_light() -> None:
     assert not modules & HEAVY
 
 
+def test_detection_of_chips_is_light() -> None:
+    modules, _ = _imported("import deeplink.chips.detect, deeplink.chips.report, deeplink.chips.catalogue")
+    assert not modules & HEAVY
+
+
 def test_help_is_light() -> None:
     modules, text = _imported(HELP, "--help")
     assert "demo" in text
@@ -167,7 +172,16 @@ def test_the_metadata_agrees(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for child in ROOT.iterdir():  # links, so that nothing is written into the repository
-        if child.name in {"deeplink", "kvconnector", "router", "plugins", "pyproject.toml", "README.md", "LICENSE"}:
+        if child.name in {
+            "deeplink",
+            "kvconnector",
+            "router",
+            "solver",
+            "plugins",
+            "pyproject.toml",
+            "README.md",
+            "LICENSE",
+        }:
             (source / child.name).symlink_to(child)
     out = tmp_path / "out"
     out.mkdir()

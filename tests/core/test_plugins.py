@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from deeplink import hookimpl
+from deeplink.chips.profile import Profile
 from deeplink.errors import PluginError
 from deeplink.plugins import DISABLE, GROUP, ONLY, load_plugins
 from deeplink.registry import Registry
@@ -149,3 +150,18 @@ def test_a_registry() -> None:
     with pytest.raises(PluginError, match="thing 'one' is registered twice"):
         registry.register("one", 2)
     assert registry.get("one") == 1
+
+
+def chips(*names: str) -> ModuleType:
+    def deeplink_register_chips(register) -> None:  # type: ignore[no-untyped-def]
+        for name in names:
+            register(name, Profile(name, name.upper(), None))
+
+    return module(deeplink_register_chips=deeplink_register_chips)
+
+
+def test_a_plugin_may_add_chips(entry: object) -> None:
+    plugins = load_plugins([entry("acme", chips("acme-1", "acme-2"))])  # type: ignore[operator]
+    assert [profile.title for profile in plugins.chips.items.values()] == ["ACME-1", "ACME-2"]
+    with pytest.raises(PluginError, match="chip 'acme-1' is registered twice"):
+        load_plugins([entry("acme", chips("acme-1")), entry("other", chips("acme-1"))])  # type: ignore[operator]

@@ -50,7 +50,7 @@ def sections(found: dict[str, Any]) -> list[str]:
 
 def test_here() -> None:
     found = document(run("--json"), 0)
-    assert sections(found) == ["deeplink", "engines", "transports"]
+    assert sections(found) == ["deeplink", "chips", "engines", "transports"]
 
 
 def test_for_people() -> None:
@@ -72,7 +72,7 @@ def test_the_secret_is_never_shown(option: tuple[str, ...]) -> None:
 
 def test_a_wrong_configuration() -> None:
     found = document(run("--json", "--peer=a", "--peer-host=127.0.0.1:1", text="roter = 1"), 2)
-    assert sections(found) == ["deeplink", "engines", "transports", "peer a", "link to 127.0.0.1:1"]
+    assert sections(found) == ["deeplink", "chips", "engines", "transports", "peer a", "link to 127.0.0.1:1"]
     result = run(text="roter = 1")
     assert result.exit_code == 2
     assert "roter" in result.stdout

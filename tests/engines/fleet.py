@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -145,7 +146,8 @@ class Running:
     def kill(self) -> None:
         """SIGKILL to every process of the engine at once, as when its machine is lost."""
         for pid in self.process.descendants():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have died of the one before
+                os.kill(pid, signal.SIGKILL)
 
 
 class Fleet:

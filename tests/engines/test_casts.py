@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fleet import Fleet, Pair, Running, completion, hand_over, http, prompt, quiet
+from fleet import Fleet, Pair, Running, completion, hand_over, http, prompt, quiet, token_ids
 from matrix import Matrix
 
 from deeplink.kvconnector.negotiate import Agreement, negotiate
@@ -19,7 +19,7 @@ DRIFT = 0.25
 def halves(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
     """A prefill engine in bf16 that consents to nothing, and an engine in fp16 that consents to fp32 -> fp16."""
     consent = fleet.folder / "consent.toml"
-    consent.write_text('[kv]\ncasts = ["float32->float16", "bfloat16->float16"]\n')
+    consent.write_text('[kv]\ncasts = ["float32->float16", "bfloat16->float16"]\non_failure = "recompute"\n')
     prefill = fleet.prepare("bf16", "prefill", block_size=64, dtype="bfloat16")
     decode = fleet.prepare("fp16", "decode", block_size=32, dtype="float16", config=consent)
     fleet.start(prefill, decode)
@@ -76,3 +76,21 @@ def test_a_loss_that_both_consent_to_is_declared(
     assert not agreement.exact
     close(pair.prefill, fp16, tokens, seed=5000 + tokens)
     matrix.record(pair.prefill.contract, fp16.contract, f"lossy ({agreement.casts[0].name})")
+
+
+@pytest.mark.parametrize("fault", ["flip", "zero-v"])
+def test_what_arrives_damaged_is_computed_again_where_the_operator_says_so(
+    pair: Pair, halves: tuple[Running, Running], fault: str
+) -> None:
+    """`on_failure = "recompute"`: the answer is the decode engine's own, and the handoff is not called loaded."""
+    _, fp16 = halves
+    body = completion(prompt(200, seed=6000 + len(fault)), 16)
+    pair.fleet.fault.write_text(fault)
+    try:
+        answer, name = hand_over(pair.prefill, fp16, body)
+    finally:
+        pair.fleet.fault.write_text("")
+    assert token_ids(answer) == token_ids(fp16.alone(body))
+    quiet(pair.prefill, fp16)
+    record = fp16.handoff(name)
+    assert (record["state"], record["reason"]["code"]) == ("failed", "digest_mismatch")

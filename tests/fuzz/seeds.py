@@ -14,6 +14,7 @@ from deeplink.kvconnector import channel, contract, ticket
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.contract import Scales, local_address
 from deeplink.kvconnector.handoff import Record
+from deeplink.kvconnector.transport.shm import LOANS
 from deeplink.kvconnector.wire import MAGIC
 
 PLAIN = make_contract("p", "prefill", make_group(VEC, 64), channel="127.0.0.1:1", tcp="127.0.0.1:2")
@@ -120,7 +121,11 @@ SEEDS: dict[str, list[bytes]] = {
     "layout_text": [struct.pack("<BHHB", heads, 576, 32, 3) + text.encode() for text in _LAYOUTS for heads in (1, 2)],
     "consent": [b"bfloat16->float16", b"*->float8_e4m3fnuz", b" int8 -> float32 "],
     "tcp_parts": _PUSHES,
-    "shm_parts": _PUSHES,
+    "shm_parts": [
+        *(b"\0" + each for each in _PUSHES),
+        b"\0" + struct.pack("<HH", LOANS, 1) + bytes(52),
+        b"\1" + bytes(60),
+    ],
     "router_body": [json.dumps(each).encode() for each in BODIES]
     + [b'{"\\u006bv_transfer_params":1,"kv_transfer_params":{},"kv_transfer_params":2}', b'{"a":1e999,"b":NaN}'],
     "events": [bytes([step]) + STREAM for step in (0, 3, 200)],

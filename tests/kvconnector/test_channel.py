@@ -19,6 +19,7 @@ from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.channel import Channel, decode
 from deeplink.kvconnector.contract import MAX_BYTES
 from deeplink.kvconnector.plan import TILE
+from deeplink.kvconnector.tally import Half
 
 REASON = Reason("aborted", "enough", "field", "ours", "theirs", "remedy")
 MESSAGES = [
@@ -163,7 +164,9 @@ def test_readable_is_true_at_the_end_of_the_stream(ends: tuple[socket.socket, Ch
 def test_ask(pair: Pair) -> None:
     address = pair.producer.endpoint.contract.ranks[0].channel
     answer = ch.ask(address, SECRET, ch.Ask(""))
-    assert answer == ch.Answer(None, 2 << 20, 0, 0, 0, {})
+    half = Half(handoffs=0, claims=0, capacity=1 << 20, used=0)
+    halves = {"producer": half, "consumer": half}
+    assert answer == ch.Answer(None, staging_capacity=2 << 20, halves=halves)
     assert ch.ask(address, SECRET, ch.Ask("unknown")).record is None
     ticket, _ = pair.ticket()
     pair.producer.endpoint.producer.open(ticket, b"prompt", 10)

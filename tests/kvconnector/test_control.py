@@ -11,12 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 from loopback import SECRET, Pair, Side
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
 from wires import eventually
 
 from deeplink.errors import ConfigError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.control import Blocks, Control
+from deeplink.kvconnector.tally import SECONDS
 from deeplink.secret import control_token, derive
 
 TOKENS = 333
@@ -58,10 +61,10 @@ def serve() -> Iterator[Serve]:
         control.close()
 
 
-PATHS = ["/v1/contract", "/v1/status", "/v1/handoffs/x"]
+PATHS = ["/v1/contract", "/v1/status", "/v1/handoffs/x", "/metrics"]
 
 
-@pytest.mark.parametrize("path", [*PATHS, "/", "/metrics"])
+@pytest.mark.parametrize("path", [*PATHS, "/"])
 @pytest.mark.parametrize(
     "authorization",
     [
@@ -113,6 +116,7 @@ def test_status(pair: Pair, serve: Serve) -> None:
         "claims": 0,
         "handoffs": 0,
         "ended": {},
+        "late": 0,
     }
     assert ours.json("/v1/status") == expected
 
@@ -262,3 +266,94 @@ def test_close_gives_the_port_back(pair: Pair) -> None:
     assert again.start("127.0.0.1", port) == port
     assert ch.ask(pair.producer.endpoint.contract.ranks[0].channel, SECRET, ch.Ask("")).handoffs == 0
     again.close()
+
+
+# -- metrics -------------------------------------------------------------------------------------------------
+
+
+def samples(client: Client) -> dict[str, float]:
+    """Every sample by its name and labels."""
+    status, kind, body = client.call("/metrics")
+    assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    found = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            assert f"{sample.name}{{{labels}}}" not in found
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_metrics_of_an_engine_that_has_done_nothing(pair: Pair, serve: Serve) -> None:
+    found = samples(serve(pair.producer))
+    info = [name for name in found if name.startswith("deeplink_engine_info")]
+    assert len(info) == 1
+    assert "role=prefill" in info[0]
+    assert found["deeplink_blocks{}"] == 100
+    assert found["deeplink_blocks_held{}"] == 7
+    assert found["deeplink_rank_up{rank=0}"] == 1
+    for side in ("producer", "consumer"):
+        assert found[f"deeplink_staging_capacity_bytes{{rank=0,side={side}}}"] == 1 << 20
+        for name in ("deeplink_handoffs_open", "deeplink_claims", "deeplink_staging_used_bytes"):
+            assert found[f"{name}{{rank=0,side={side}}}"] == 0
+    assert not [name for name in found if name.startswith("deeplink_handoffs_total")]
+
+
+def test_metrics_count_every_end_by_its_reason(pair: Pair, serve: Serve) -> None:
+    ours, theirs = serve(pair.producer), serve(pair.consumer)
+    pair.hand_over(TOKENS, OURS, THEIRS)
+    ticket, text = pair.ticket(60)
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS, prompt=b"another"))
+    assert pair.outcome().reason is not None
+    pair.settle(ticket, "failed", "failed")
+    pair.producer.endpoint.producer.abort(ticket.handoff)
+    ticket, _ = pair.ticket(60)
+    pair.open(ticket, TOKENS)
+    pair.fill(ticket, OURS, 200)
+
+    found, other = samples(ours), samples(theirs)
+    assert found["deeplink_handoffs_total{code=,rank=0,side=producer,state=drained}"] == 1
+    assert found["deeplink_handoffs_total{code=contract_refused,rank=0,side=producer,state=failed}"] == 1
+    assert other["deeplink_handoffs_total{code=,rank=0,side=consumer,state=loaded}"] == 1
+    assert other["deeplink_handoffs_total{code=contract_refused,rank=0,side=consumer,state=failed}"] == 1
+    assert found["deeplink_handoffs_open{rank=0,side=producer}"] == 1
+    assert found["deeplink_staging_used_bytes{rank=0,side=producer}"] == pair.producer.endpoint._outgoing.used > 0
+    assert found["deeplink_tokens_total{rank=0,side=producer}"] == TOKENS
+    assert found["deeplink_kv_bytes_total{rank=0,side=producer}"] == TOKENS * 1536
+    assert other["deeplink_kv_bytes_total{rank=0,side=consumer}"] == TOKENS * 1536
+    assert found["deeplink_resumed_total{rank=0,side=producer}"] == 0
+    assert found["deeplink_late_notices_total{rank=0}"] == 1
+    for names, side, state in ((found, "producer", "drained"), (other, "consumer", "loaded")):
+        buckets = [value for name, value in names.items() if "seconds_bucket{le=" in name and f"state={state}" in name]
+        assert buckets == sorted(buckets)
+        assert len(buckets) == len(SECONDS) + 1
+        assert buckets[-1] == names[f"deeplink_handoff_seconds_count{{rank=0,side={side},state={state}}}"] == 1
+        assert 0 < names[f"deeplink_handoff_seconds_sum{{rank=0,side={side},state={state}}}"] < 60
+    pair.producer.endpoint.producer.abort(ticket.handoff)
+
+
+def test_metrics_of_a_rank_that_does_not_answer(pair: Pair) -> None:
+    contract = pair.producer.endpoint.contract
+    gone = msgspec.structs.replace(contract.ranks[0], channel="127.0.0.1:1")
+    control = Control(msgspec.structs.replace(contract, ranks=(gone, *contract.ranks)), SECRET, lambda: Blocks(1, 0))
+    found = samples(Client(control.start("127.0.0.1", 0)))
+    control.close()
+    assert (found["deeplink_rank_up{rank=0}"], found["deeplink_rank_up{rank=1}"]) == (0, 1)
+    assert "deeplink_claims{rank=1,side=producer}" in found
+    assert "deeplink_claims{rank=0,side=producer}" not in found
+
+
+def test_a_peer_does_not_choose_the_codes_that_are_counted(pair: Pair) -> None:
+    ledger = pair.consumer.endpoint._ledger
+    for number in range(50):
+        ledger.begin(str(number), "consumer", "receiving")
+        ledger.end(str(number), "failed", Reason(f"code-{number}", "message"))
+    (tally,) = ledger.tallies()
+    assert (tally.code, tally.count) == ("handoff_failed", 50)
+
+
+def test_the_engines_own_registry_is_left_alone(pair: Pair, serve: Serve) -> None:
+    before = [metric.name for metric in REGISTRY.collect()]
+    assert not [name for name in samples(serve(pair.producer)) if name.startswith(("python_", "process_"))]
+    assert [metric.name for metric in REGISTRY.collect()] == before

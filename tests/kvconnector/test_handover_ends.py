@@ -492,6 +492,27 @@ def test_one_of_two_claims_fails_and_the_other_goes_on(pair: Pair) -> None:
     other.consumer.endpoint.close()
 
 
+def test_what_a_claim_that_ended_has_not_fetched_makes_room_for_the_other(make: Make) -> None:
+    """Staging is full of chunks that both want, when one of them leaves."""
+    pair = make(producer={"chunk": TILE, "staging": 2 * TILE})
+    other = second(pair, pair.consumer.epoch)
+    gate = Gate()
+    pair.producer.transport.meddle = gate
+    ticket, text = pair.ticket(30, claims=2)
+    pair.open(ticket, TOKENS)
+    pair.fill(ticket, OURS, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    assert gate.reached.wait(10)
+    pair.consumer.endpoint.consumer.cancel(ticket.handoff)
+    assert failed(pair).code == "aborted"
+    gate.open()
+    other.load(other.order(ticket, text, list(range(7)), TOKENS))
+    pair.pump(ticket)
+    assert other.outcome().reason is None
+    pair.settle(ticket, "drained", "failed")
+    other.consumer.endpoint.close()
+
+
 def test_a_claim_too_many(pair: Pair) -> None:
     other = second(pair, pair.consumer.epoch)
     ticket, text = start(pair, computed=200)

@@ -9,14 +9,23 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from loopback import Gate, Pair
+from loopback import NHD, Gate, Pair
 from wires import InThread, eventually
+from world import Engine, Shape, agree
 
 from deeplink.errors import PeerGone
+from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import consumer as module
-from deeplink.kvconnector.pool import KEPT_PER_PEER, Pool
+from deeplink.kvconnector import offers as offers_module
+from deeplink.kvconnector import receive as receive_module
+from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.contract import CacheGroup
+from deeplink.kvconnector.pool import KEPT_PEERS, KEPT_PER_PEER, Pool
+from deeplink.kvconnector.pushing import Pushing
+from deeplink.kvconnector.receive import Receiving
 from deeplink.kvconnector.serve import Serving
-from deeplink.kvconnector.transport.base import Link
+from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.transport.base import Link, Push
 
 TOKENS = 333
 OURS, THEIRS = [5, 2, 9, 0, 7, 11], [3, 1, 8]
@@ -87,13 +96,13 @@ def test_a_link_is_not_kept_when_the_handoff_ends_at_that_moment(pair: Pair, mon
     producer = pair.producer.endpoint.producer
     ticket, text = pair.ticket()
 
-    detach = Serving._detach
+    close = Pushing.close
 
-    def trapped(serving: Serving, healthy: bool) -> None:
+    def trapped(pushing: Pushing, healthy: bool) -> None:
         producer.abort(ticket.handoff)
-        detach(serving, healthy)
+        close(pushing, healthy)
 
-    monkeypatch.setattr(Serving, "_detach", trapped)
+    monkeypatch.setattr(Pushing, "close", trapped)
     pair.open(ticket, TOKENS)
     pair.load(pair.order(ticket, text, THEIRS, TOKENS))
     pair.fill(ticket, OURS, TOKENS)
@@ -164,7 +173,7 @@ def test_two_claims_read_one_piece_while_the_handoff_ends(make: Make) -> None:
     pair.fill(ticket, OURS, TOKENS)
     for gate in gates:
         assert gate.reached.wait(10)
-    (staged,) = pair.producer.endpoint.producer._open[ticket.handoff].staged
+    (staged,) = pair.producer.endpoint.producer._offers._open[ticket.handoff].staged
     pair.producer.endpoint.producer.abort(ticket.handoff)
     used = pair.producer.endpoint._outgoing.used
     assert used > 0
@@ -196,7 +205,8 @@ def test_the_deadline_in_the_middle_of_everything(make: Make, seconds: float) ->
         assert ours is not None
         assert theirs is not None
         if reason is None:
-            assert (ours.state, theirs.state) == ("drained", "loaded")
+            assert theirs.state == "loaded"
+            assert ours.state in ("drained", "expired")  # all had landed, and the time was up before it heard so
         else:
             assert reason.code == "deadline_exceeded"
             assert theirs.state == "failed"
@@ -289,3 +299,246 @@ def test_the_pool() -> None:
     pool.give("a", late := _Connection())
     assert late.closed
     assert pool.take("a") is None
+
+
+def test_a_claim_that_comes_back_at_the_last_moment_is_served_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time was over when the producer looked, and it was back when the producer acted on that."""
+    monkeypatch.setattr(offers_module, "CLOSED_SECONDS", 0.0)
+    offers = pair.producer.endpoint.producer._offers
+    consumer = pair.consumer.endpoint.consumer
+    looked, acted = threading.Event(), threading.Event()
+    dial, give_up = consumer._dial, offers._give_up
+
+    def late(offer, taking):  # type: ignore[no-untyped-def]
+        looked.set()
+        eventually(lambda: taking.channel is not None)
+        give_up(offer, taking)
+        acted.set()
+
+    def patient(address: str, deadline: float):  # type: ignore[no-untyped-def]
+        assert not count or looked.wait(10)
+        return dial(address, deadline)
+
+    def meddle(pushes):  # type: ignore[no-untyped-def]
+        count.append(1)
+        if len(count) == 3:
+            for sock in list(pair.producer.endpoint._listener._open):
+                sock.shutdown(2)
+        if len(count) == 4:
+            assert acted.wait(10)
+        return pushes
+
+    count: list[int] = []
+    monkeypatch.setattr(offers, "_give_up", late)
+    monkeypatch.setattr(consumer, "_dial", patient)
+    pair.producer.transport.meddle = meddle
+    run(pair)
+    assert acted.is_set()
+
+
+def cut_channels(pair: Pair) -> None:
+    for sock in list(pair.producer.endpoint._listener._open):
+        sock.shutdown(2)
+
+
+def ended_well(pair: Pair, ticket: Ticket) -> None:
+    assert pair.outcome().reason is None
+    sent, loaded = pair.settle(ticket, "drained", "loaded")
+    assert sent is not None
+    assert loaded is not None
+    assert (sent.tokens, sent.kv_bytes, sent.digest) == (loaded.tokens, loaded.kv_bytes, loaded.digest)
+    assert sent.tokens == TOKENS
+
+
+def begin(pair: Pair, seconds: float = 10.0) -> Ticket:
+    ticket, text = pair.ticket(seconds)
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    return ticket
+
+
+def test_an_end_that_gets_lost_is_no_failure(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All has landed and is verified; the producer has forgotten the handoff when the consumer comes back."""
+    offers = pair.producer.endpoint.producer._offers
+    leave = offers.leave
+
+    def cutting(*arguments) -> None:  # type: ignore[no-untyped-def]
+        leave(*arguments)
+        cut_channels(pair)
+
+    monkeypatch.setattr(offers, "leave", cutting)
+    ended_well(pair, begin(pair))
+
+
+def test_an_acknowledgement_that_gets_lost_is_counted_all_the_same(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last chunk has landed, but the producer is not told before the connection breaks."""
+    answer = Serving._answer
+    cuts = []
+
+    def cutting(serving: Serving, message: ch.Message) -> None:
+        if isinstance(message, ch.Landed) and message.index == 10 and not cuts:
+            cuts.append(message)
+            cut_channels(pair)
+            serving.channel.receive(time.monotonic() + 10)
+        answer(serving, message)
+
+    monkeypatch.setattr(Serving, "_answer", cutting)
+    ended_well(pair, begin(pair))
+    assert cuts
+
+
+@pytest.mark.parametrize("breaks", [1, 3])
+def test_a_chunk_is_counted_once_however_often_the_claim_breaks(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, breaks: int
+) -> None:
+    """The claim says what has landed of what was under way, and breaks again before anything else is."""
+    recount = Serving._recount
+    broken = []
+
+    def breaking(serving: Serving) -> None:
+        recount(serving)
+        if serving.taking.resumed and len(broken) < breaks:
+            broken.append(serving)
+            cut_channels(pair)
+            serving.channel.receive(time.monotonic() + 10)
+
+    answer = Serving._answer
+
+    def cutting(serving: Serving, message: ch.Message) -> None:
+        if isinstance(message, ch.Landed) and message.index == 4 and not broken:
+            cut_channels(pair)
+            serving.channel.receive(time.monotonic() + 10)
+        answer(serving, message)
+
+    monkeypatch.setattr(Serving, "_recount", breaking)
+    monkeypatch.setattr(Serving, "_answer", cutting)
+    ended_well(pair, begin(pair))
+    assert len(broken) == breaks
+
+
+def test_a_producer_that_has_given_all_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It freezes before it says that this was the end; the deadline is a minute away."""
+    monkeypatch.setattr(receive_module, "END_SECONDS", 0.2)
+    offers = pair.producer.endpoint.producer._offers
+    leave, thawed = offers.leave, threading.Event()
+
+    def frozen(*arguments) -> None:  # type: ignore[no-untyped-def]
+        assert thawed.wait(30)
+        leave(*arguments)
+
+    monkeypatch.setattr(offers, "leave", frozen)
+    ticket = begin(pair, 60)
+    assert pair.outcome(5).reason is None
+    assert pair.consumer.endpoint._incoming.used == 0
+    thawed.set()
+    pair.settle(ticket, "drained", "loaded")
+
+
+@pytest.mark.parametrize("connects", [True, False])
+def test_an_abort_while_the_producer_connects_is_told_as_an_abort(pair: Pair, connects: bool) -> None:
+    """Whoever ended the handoff could not close a link that was not there yet, and nothing may be pushed over it."""
+    ticket, text = pair.ticket()
+    real, pushed, links = pair.producer.transport.connect, [], []
+
+    def connect(address: str, deadline: float) -> Link:
+        pair.producer.endpoint.producer.abort(ticket.handoff)
+        if not connects:
+            raise PeerGone("nobody there")
+        links.append(real(address, deadline))
+        return links[0]
+
+    def meddle(pushes):  # type: ignore[no-untyped-def]
+        pushed.append(pushes)
+        return pushes
+
+    pair.producer.transport.connect = connect  # type: ignore[method-assign]
+    pair.producer.transport.meddle = meddle
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    reason = pair.outcome().reason
+    assert reason is not None
+    assert reason.code == "aborted"
+    pair.settle(ticket, "aborted", "failed")
+    assert not pushed
+    for link in links:
+        with pytest.raises(PeerGone):
+            link.push([Push(memoryview(b"x"), bytes(16), 0)], time.monotonic() + 5)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_bug_in_one_of_two_sources_is_not_a_load(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    """Its thread dies; half of the heads never come, and nobody says so."""
+    spec = CacheGroup("full", (0, 1, 2), 4, 16, "bfloat16", 16, NHD)
+    a, b = Engine.start(Shape((spec,), 2), "prefill", 1), Engine.start(Shape((spec,)), "decode", 2)
+    try:
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)
+        real = Receiving.run
+        address = a.contract.ranks[place].channel
+
+        def run(receiving: Receiving, *, kept: bool) -> None:
+            if receiving.address == address:
+                raise ValueError("a bug")
+            real(receiving, kept=kept)
+
+        monkeypatch.setattr(Receiving, "run", run)
+        agreement = agree(a.contract, b.contract)
+        ticket = tickets.issue(tickets.new_handoff(), a.contract, b.contract, agreement, 20_000)
+        a.open(ticket, 101)
+        b.load(ticket, [[3, 1, 8, 6, 2, 12, 4]], 0, 101)
+        a.fill(ticket, [[5, 2, 9, 0, 7, 11, 3]], 101)
+        (outcome,) = b.ended()
+        assert outcome.reason is not None
+        assert "unexpectedly" in outcome.reason.message
+        b.quiet()
+        assert b.states(ticket) == ["failed"]
+        for endpoint in a.endpoints:  # some may not have been claimed at all
+            endpoint.producer.abort(ticket.handoff)
+        a.quiet()
+        eventually(lambda: not [thread for thread in threading.enumerate() if "deeplink-load" in thread.name])
+    finally:
+        a.close()
+        b.close()
+
+
+def test_notices_that_come_too_late_are_counted_and_change_nothing(pair: Pair) -> None:
+    ticket, text = pair.ticket()
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    assert pair.outcome().reason is None
+    pair.settle(ticket, "drained", "loaded")
+    ledgers = pair.producer.endpoint._ledger, pair.consumer.endpoint._ledger
+    assert [ledger.late for ledger in ledgers] == [0, 0]
+    pair.producer.endpoint.producer.abort(ticket.handoff)
+    pair.consumer.endpoint.consumer.cancel(ticket.handoff)
+    pair.producer.endpoint.producer.abort("never heard of")
+    pair.settle(ticket, "drained", "loaded")
+    assert [ledger.late for ledger in ledgers] == [1, 1]
+    assert not ledgers[0].end(ticket.handoff, "failed")
+    assert ledgers[0].late == 2
+
+
+def test_connections_to_peers_that_never_come_back_are_not_kept_for_ever() -> None:
+    """Each restart of a peer leaves what was kept for its old address, which nobody takes any more."""
+
+    class Kept:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    pool: Pool[Kept] = Pool()
+    made = [Kept() for _ in range(KEPT_PEERS + 10)]
+    for address, connection in enumerate(made):
+        pool.give(address, connection)
+        pool.give("lives on", pool.take("lives on") or Kept())
+    assert sum(not connection.closed for connection in made) == KEPT_PEERS - 1
+    assert not made[-1].closed
+    kept = pool.take("lives on")
+    assert kept is not None
+    assert not kept.closed
+    assert pool.take("lives on") is None
+    pool.close()
+    assert all(connection.closed for connection in made)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
-from loopback import Gate, Pair, read
+from loopback import NHD, Gate, Meddling, Pair, read
 from wires import eventually
+from world import Engine, Shape, hand_over
 
-from deeplink.kvconnector import producer as producer_module
+from deeplink.kvconnector import offers as offers_module
 from deeplink.kvconnector import receive as receive_module
+from deeplink.kvconnector.contract import CacheGroup
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.serve import AHEAD
 from deeplink.kvconnector.transport.base import Push
@@ -26,7 +29,8 @@ Make = Callable[..., Pair]
 
 def cut(listener: Listener) -> None:
     for sock in list(listener._open):
-        sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):  # it may have been closed meanwhile
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 class Cutter:
@@ -82,6 +86,53 @@ def test_a_cut_costs_only_what_was_under_way(pair: Pair, at: tuple[int, ...], ch
     assert cutter.pushed <= TOKENS * 1536 + len(at) * AHEAD * CHUNK
 
 
+@pytest.mark.parametrize("at", range(8, 12))
+@pytest.mark.parametrize(("start", "stop"), [(0, 332), (3, 325), (0, 321)])
+def test_a_claim_that_ends_within_a_chunk_comes_back(pair: Pair, start: int, stop: int, at: int) -> None:
+    """All but the last token, as engines do: the last chunk goes on behind what is wanted."""
+    pair.producer.transport.meddle = Cutter(pair, [at], channel=True, link=False)
+    ticket, text = pair.ticket()
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, stop, start=start))
+    pair.fill(ticket, OURS, TOKENS)
+    assert pair.outcome().reason is None
+    np.testing.assert_array_equal(
+        read(pair.consumer.cache, THEIRS, start, stop), read(pair.producer.cache, OURS, start, stop)
+    )
+    sent, loaded = pair.settle(ticket, "drained", "loaded")
+    assert sent is not None
+    assert loaded is not None
+    assert (sent.kv_bytes, sent.digest) == (loaded.kv_bytes, loaded.digest)
+
+
+@pytest.mark.parametrize("at", [0, 4, 9, 10])
+def test_a_claim_of_several_parts_comes_back_when_one_is_complete(at: int) -> None:
+    """Its empty part is asked for again with the others, and must not be sent once more."""
+    groups = (
+        CacheGroup("full", (0, 1), 2, 16, "bfloat16", 16, NHD),
+        CacheGroup("full", (2,), 2, 16, "bfloat16", 16, NHD),
+    )
+    a = Engine.start(Shape(groups), "prefill", 1, transport=Meddling, chunk=4096)
+    b = Engine.start(Shape(groups), "decode", 2)
+    count = []
+
+    def meddle(pushes: Sequence[Push]) -> Sequence[Push]:
+        count.append(1)
+        if len(count) == at + 1:
+            cut(a.endpoints[0]._listener)
+        return pushes
+
+    try:
+        transport = a.endpoints[0].transports.running["tcp"]
+        assert isinstance(transport, Meddling)
+        transport.meddle = meddle
+        hand_over(a, b, 101, [[5, 2, 9, 0, 7, 11, 3]] * 2, [[3, 1, 8, 6, 2, 12, 4]] * 2, stop=99)
+        assert len(count) > at
+    finally:
+        a.close()
+        b.close()
+
+
 def test_a_cut_while_prefill_is_waited_for(pair: Pair) -> None:
     ticket, text = pair.ticket()
     pair.open(ticket, TOKENS)
@@ -118,7 +169,7 @@ def test_a_consumer_that_does_not_come_back_is_given_up_soon(pair: Pair, monkeyp
 
 
 def test_a_claim_that_comes_back_too_late_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_module, "CLOSED_SECONDS", 0.0)
+    monkeypatch.setattr(offers_module, "CLOSED_SECONDS", 0.0)
     dial = pair.consumer.endpoint.consumer._dial
     over = threading.Event()
 
@@ -171,7 +222,7 @@ class Relay:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def hush(self) -> None:
-        for near, _ in self._pairs:
+        for near, _ in list(self._pairs):  # those that come back at once are not meant
             self._hushed.add(near)
             near.shutdown(socket.SHUT_RDWR)
 
@@ -225,6 +276,31 @@ def test_a_claim_takes_over_from_a_connection_that_only_seems_alive(pair: Pair, 
     sent, _ = pair.settle(ticket, "drained", "loaded")
     assert sent is not None
     assert sent.resumed == 1
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_link_that_breaks_again_while_it_is_opened(pair: Pair, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Not refused, which would mean that there is nobody any more."""
+    greet = Listener._greet
+    cuts = []
+
+    def cutting(listener: Listener, sock: socket.socket) -> socket.socket:
+        if listener is pair.producer.endpoint._listener and cutter._count and len(cuts) < times:
+            cuts.append(sock)
+            sock.shutdown(socket.SHUT_RDWR)
+        return greet(listener, sock)
+
+    monkeypatch.setattr(Listener, "_greet", cutting)
+    monkeypatch.setattr(receive_module, "RETRY_SECONDS", 0.01)
+    cutter = pair.producer.transport.meddle = Cutter(pair, [3], channel=True, link=False)
+    ticket, text = pair.ticket()
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    assert pair.outcome().reason is None
+    equal(pair)
+    assert len(cuts) == times
+    pair.settle(ticket, "drained", "loaded")
 
 
 def test_a_link_that_cannot_be_opened_again_ends_the_claim(pair: Pair) -> None:

@@ -141,8 +141,9 @@ class Engine:
         staging: int = 4 << 20,
         chunk: int = 64 << 10,
         transport: type[TcpTransport] = TcpTransport,
+        epoch: str = "",
     ) -> Engine:
-        epoch = f"{role}-{tickets.new_handoff()}"
+        epoch = epoch or f"{role}-{tickets.new_handoff()}"
         whole = shape.contract(role, epoch, casts)
         settings = Settings("127.0.0.1", staging, chunk, True)
         held, endpoints, ranks = [], [], []

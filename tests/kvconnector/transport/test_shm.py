@@ -22,9 +22,10 @@ from deeplink.kvconnector import contract, wire
 from deeplink.kvconnector.transport import shm
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.ring import SLOT, SLOTS
-from deeplink.kvconnector.transport.shm import PURPOSE, ShmTransport
+from deeplink.kvconnector.transport.shm import LOANS, PURPOSE, ShmTransport
 
 SECRET = b"a secret for tests only, 32 byte"
+LOAN = struct.Struct("<16sQQQIQ")
 COUNT = struct.Struct("<H")
 PART = struct.Struct("<16sQQ")
 
@@ -48,6 +49,7 @@ def raw(transport: ShmTransport) -> tuple[socket.socket, mmap.mmap]:
     with pytest.raises(PermissionError):
         os.ftruncate(descriptor, 0)
     os.close(descriptor)
+    sock.sendall(b"\0")  # nothing is lent
     return sock, ring
 
 
@@ -137,7 +139,11 @@ def test_slots_are_used_in_turn(transport: ShmTransport) -> None:
         (lambda key: COUNT.pack(2) + PART.pack(key, 0, 10) + PART.pack(bytes(16), 0, 1), b"no region"),
         (lambda key: COUNT.pack(1) + PART.pack(key, 0, SLOT + 1), b"bytes in a slot"),
         (lambda key: COUNT.pack(1) + PART.pack(key, 0, (1 << 64) - 1), b"bytes in a slot"),
-        (lambda key: COUNT.pack(65535) + bytes(1000), b"65535 parts"),
+        (lambda key: COUNT.pack(65534) + bytes(1000), b"65534 parts"),
+        (
+            lambda key: COUNT.pack(LOANS) + COUNT.pack(1) + LOAN.pack(key, 0, 100, 0, 0, 0),
+            b"1 loans at once, at most 0",
+        ),
     ],
 )
 def test_what_may_not_be_said(transport: ShmTransport, said: Callable[[bytes], bytes], answer: bytes) -> None:

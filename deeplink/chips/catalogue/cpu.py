@@ -1,0 +1,49 @@
+"""Processors, by what their flags say. The first that fits is meant, so the one with more of them comes first."""
+
+from __future__ import annotations
+
+from deeplink.chips import sources as of
+from deeplink.chips.profile import Profile, Served
+
+_HAD = "vLLM's builds for CPUs"
+_SIZES = (128, 32, 64, 96)
+
+PROFILES = (
+    Profile(
+        name="cpu-x86-amx",
+        title="CPU, x86 with AMX",
+        vendor=None,
+        served=(
+            Served(
+                "vLLM",
+                "",
+                _HAD,
+                of.VLLM_CPU,
+                ("vllm-cpu-amx", "vllm-cpu-vec"),
+                _SIZES,
+                ("bfloat16", "float16", "float32"),
+                "bf16 is packed for AMX, fp16 and fp32 are not",
+            ),
+        ),
+        dtypes=("bfloat16", "float16", "float32", "int8"),
+        dtypes_source=of.KERNEL,
+        cpu=("x86", "amx_tile", "amx_bf16"),
+        note="Rates are to be measured on the host: no general figure means anything.",
+    ),
+    Profile(
+        name="cpu-x86",
+        title="CPU, x86",
+        vendor=None,
+        served=(Served("vLLM", "", _HAD, of.VLLM_CPU, ("vllm-cpu-vec",), _SIZES, ("bfloat16", "float16", "float32")),),
+        cpu=("x86",),
+        note="Rates are to be measured on the host.",
+    ),
+    Profile(
+        name="cpu-arm",
+        title="CPU, Arm",
+        vendor=None,
+        served=(Served("vLLM", "", _HAD, of.VLLM_CPU, note="its packing for NEON is not known"),),
+        cpu=("arm",),
+        note="Rates are to be measured on the host.",
+    ),
+)

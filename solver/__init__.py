@@ -1,0 +1,1 @@
+"""Which chip does what: measurements and an inventory in, a proven placement out."""

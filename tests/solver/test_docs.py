@@ -1,0 +1,58 @@
+"""docs/solver.md names every key of a fleet file, and every column of a table, and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from pydantic import BaseModel
+
+from deeplink.solver import fleetfile, placement, sections, table
+
+PAGE = Path(__file__).parents[2] / "docs" / "solver.md"
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        key = prefix + (field.alias or name)
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        inner = [kind for kind in kinds if issubclass(kind, BaseModel)]
+        if inner:
+            many = str(field.annotation).startswith("tuple")
+            yield from keys(inner[0], f"{key}[]." if many else f"{key}.")
+        else:
+            yield key
+
+
+def section(title: str) -> str:
+    return PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def first_column(text: str) -> list[str]:
+    return [
+        name for cell in re.findall(r"^\| (`[^|]+`) \|", text, re.MULTILINE) for name in re.findall(r"`([^`]+)`", cell)
+    ]
+
+
+def test_every_key() -> None:
+    assert first_column(section("fleet.toml")) == list(keys(sections.FleetFile))
+
+
+def test_every_column() -> None:
+    text = section("Where times come from")
+    assert [name for name in first_column(text) if name in table.COLUMNS] == list(table.COLUMNS)
+
+
+def test_every_field_it_names_is_one() -> None:
+    assert set(first_column(section("The placement"))) <= set(placement.Placement.__struct_fields__)
+
+
+def test_the_example_is_one(tmp_path: Path) -> None:
+    from described import CONFIG, write
+
+    text = PAGE.read_text().split("```toml\n")[1].split("```")[0]
+    fleet = fleetfile.load(write(tmp_path, text))
+    assert CONFIG["num_hidden_layers"] == fleet.model.layers
+    assert [pool.name for pool in fleet.pools] == ["hopper", "h20"]

@@ -1,0 +1,86 @@
+"""The least that has to change when the workload does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from described import FLEET, write
+
+from deeplink.cli import main
+from deeplink.errors import SolverError
+from deeplink.solver import fleetfile
+from deeplink.solver.fleet import Fleet
+from deeplink.solver.place import place
+from deeplink.solver.placement import Placement
+from deeplink.solver.replan import Observed, replan
+
+BUCKET = "2000/300"
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Fleet, Placement]:
+    fleet = fleetfile.load(write(tmp_path_factory.mktemp("fleet"), FLEET.replace("count = 8", "count = 16")))
+    return fleet, place(fleet)
+
+
+def test_as_planned(solved: tuple[Fleet, Placement]) -> None:
+    assert replan(*solved, Observed({BUCKET: 6.0})).step == "nothing"
+    assert replan(*solved, Observed({BUCKET: 3.0})).step == "nothing"
+
+
+def test_more_than_planned(solved: tuple[Fleet, Placement]) -> None:
+    fleet, placement = solved
+    found = replan(fleet, placement, Observed({BUCKET: 14.0}))
+    assert found.step == "engines"
+    assert found.moved >= 1
+    assert "requests/s" in found.why[0]
+    assert sum(found.engines.values()) > sum(engine.count for engine in placement.engines)
+
+
+def test_more_than_there_is(solved: tuple[Fleet, Placement]) -> None:
+    assert replan(*solved, Observed({BUCKET: 600.0})).step == "impossible"
+
+
+def test_slower_than_predicted(solved: tuple[Fleet, Placement]) -> None:
+    found = replan(*solved, Observed({BUCKET: 6.0}, tpot_p99=1.0))
+    assert found.step == "weights"
+    assert "further token" in found.why[0]
+
+
+def test_a_pool_that_is_gone(solved: tuple[Fleet, Placement]) -> None:
+    found = replan(*solved, Observed({BUCKET: 6.0}, lost={"h20": 16}))
+    assert found.step in ("engines", "placement")
+    assert all(name.startswith("hopper") for name in found.engines)
+
+
+def test_the_placement_of_another_fleet(solved: tuple[Fleet, Placement]) -> None:
+    fleet, placement = solved
+    with pytest.raises(SolverError, match="not of this fleet"):
+        replan(replace(fleet, pools=fleet.pools[:1], connections=()), placement, Observed({BUCKET: 14.0}))
+
+
+def test_some_chips_gone(solved: tuple[Fleet, Placement]) -> None:
+    found = replan(*solved, Observed({BUCKET: 6.0}, lost={"h20": 2}))
+    assert found.step in ("roles", "engines")
+    assert found.moved == 0
+
+
+def test_a_bucket_that_is_none(solved: tuple[Fleet, Placement]) -> None:
+    with pytest.raises(SolverError, match="no bucket"):
+        replan(*solved, Observed({"colour": 1.0}))
+
+
+def test_the_command(tmp_path: Path) -> None:
+    run = CliRunner()
+    fleet, placement, seen = str(write(tmp_path)), tmp_path / "p.json", tmp_path / "seen.json"
+    assert run.invoke(main, ["solve", fleet, "--out", str(placement)]).exit_code == 0
+    for rate, step, code in ((6.0, "nothing", 0), (600.0, "impossible", 1)):
+        seen.write_text(json.dumps({"rates": {BUCKET: rate}}))
+        found = run.invoke(main, ["replan", fleet, str(placement), str(seen), "--json"])
+        assert (json.loads(found.output)["step"], found.exit_code) == (step, code)
+    seen.write_text("[]")
+    assert run.invoke(main, ["replan", fleet, str(placement), str(seen)]).exit_code == 2
