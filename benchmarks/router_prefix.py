@@ -1,11 +1,12 @@
 """The router's prefix policy on a trace of conversations, beside an oracle that sees all caches and beside least load.
 
-    python benchmarks/router_prefix.py TRACE [--json FILE]
+    python benchmarks/router_prefix.py TRACE [--json FILE] [--save]
 
 TRACE is Mooncake's conversation trace (JSON lines, may be gzipped): arrival, lengths, and the hashes of the prompt's
 blocks of 512 tokens. It is replayed on 8 engines that are simulated: each prefills one prompt after the other at a
 fixed rate, what its LRU cache holds of the beginning is free, and a prompt is in the cache once its prefill starts. No
-clock, no HTTP: what is measured is the choice. The policies are the router's own, fed as the router feeds them.
+clock, no HTTP: what is measured is the choice. The policies are the router's own, fed as the router feeds them. The
+oracle chooses as the policy does, but knows what is cached.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rows import Row, machine, table
+from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink.router import policies, prefix
 from deeplink.router.load import Hold, Load
@@ -103,7 +104,9 @@ def replay(trace: Sequence[Request], policy: Policy, *, oracle: bool = False) ->
             )
             for engine in engines
         )
-        snapshot = Snapshot("prefill", views, request.tokens, turn, (dice.random(), dice.random()), start=chain[0])
+        snapshot = Snapshot(
+            "prefill", views, request.tokens, turn, (dice.random(), dice.random()), start=prefix.start(chain)
+        )
         engine = engines[policy.pick(snapshot)]
         prefixes.add(engine.name, chain)
         hold = load.take(engine.name, prefill=request.tokens)
@@ -113,6 +116,11 @@ def replay(trace: Sequence[Request], policy: Policy, *, oracle: bool = False) ->
         cached += held
     waits.sort()
     return Outcome(cached / sum(request.tokens for request in trace), waits[int(0.99 * len(waits))])
+
+
+def most_cached(of: Snapshot) -> int:
+    """What holds most of the prompt, whatever waits there."""
+    return max(range(len(of.engines)), key=lambda index: (of.engines[index].cached, -of.engines[index].tokens))
 
 
 def read(path: Path) -> Iterator[Request]:
@@ -128,17 +136,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--save", action="store_true", help="into results/ and the table in README.md")
     options = parser.parse_args()
     trace = list(read(options.trace))
     ours = replay(trace, Policy(policies.prefix))
     oracle = replay(trace, Policy(policies.prefix), oracle=True)
+    greedy = replay(trace, Policy(most_cached), oracle=True)
     least = replay(trace, Policy(policies.least_load))
     hashed = replay(trace, Policy(policies.consistent_hash))
+    far = "an oracle that looks at nothing else"
     name, mark = "an oracle that sees all caches", "least load"
     rows = [
         Row("prefix_hit_vs_oracle", 100 * ours.hit, "%", name, 100 * oracle.hit, 0.95, "at least"),
         Row("prefix_queue_p99", ours.p99, "s", mark, least.p99, 1.0),
         Row("prefix_hit_vs_least_load", 100 * ours.hit, "%", mark, 100 * least.hit),
+        Row("prefix_hit_vs_greedy", 100 * ours.hit, "%", far, 100 * greedy.hit),
+        Row("prefix_queue_vs_greedy", ours.p99, "s", far, greedy.p99),
         Row("hash_hit_vs_oracle", 100 * hashed.hit, "%", name, 100 * oracle.hit),
         Row("hash_queue_p99", hashed.p99, "s", mark, least.p99),
     ]
@@ -146,6 +159,9 @@ def main() -> None:
     print(table(result["rows"]))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
+    if options.save:
+        (RESULTS / "router_prefix.json").write_text(json.dumps(result, indent=1) + "\n")
+        write_table("router-prefix", result)
 
 
 if __name__ == "__main__":

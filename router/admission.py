@@ -167,7 +167,7 @@ class Admission:
             self._turn if work == "prefill" else self._turn // self._stride,
             (random.random(), random.random()),
             need.session,
-            chain[0] if chain else 0,
+            prefix.start(chain),
         )
         if work == "prefill":
             self._stride = len(engines)

@@ -16,6 +16,8 @@ CHUNK = 256
 CHUNK_TOKENS = CHUNK // 4
 MAX_CHUNKS = 2048
 """Of one prompt; what comes after them is not told apart."""
+START = 16
+"""Chunks that tell where a prompt belongs."""
 ROOM = 8192
 """Chunks kept for an engine that does not say how large its cache is."""
 MAX_ROOM = 65536
@@ -28,6 +30,14 @@ def hashes(text: bytes) -> tuple[int, ...]:
         seed = xxhash.xxh3_64_intdigest(text[start : start + CHUNK], seed)
         found.append(seed)
     return tuple(found)
+
+
+def start(chain: Sequence[int]) -> int:
+    """What stands for how a prompt begins: its first 4 KiB, or all whole chunks of a shorter one; 0 if it has none.
+
+    One chunk would not do: many have no more than that of one system prompt.
+    """
+    return chain[min(START, len(chain)) - 1] if chain else 0
 
 
 class Prefixes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deeplink.router.prefix import CHUNK, CHUNK_TOKENS, MAX_CHUNKS, Prefixes, hashes
+from deeplink.router.prefix import CHUNK, CHUNK_TOKENS, MAX_CHUNKS, START, Prefixes, hashes, start
 
 
 def text(*chunks: str) -> bytes:
@@ -39,3 +39,11 @@ def test_the_newest_are_kept_and_ends_go_before_beginnings() -> None:
     prefixes.add("e", hashes(text("v", "w")))
     assert prefixes.held("e", hashes(text("a"))) == CHUNK_TOKENS
     assert prefixes.held("e", hashes(text("x", "y"))) == CHUNK_TOKENS
+
+
+def test_what_stands_for_the_beginning() -> None:
+    same = ["s"] * (START - 1)
+    assert start(()) == 0
+    assert start(hashes(text("a"))) != start(hashes(text("a", "b")))
+    assert start(hashes(text(*same, "a"))) != start(hashes(text(*same, "b")))
+    assert start(hashes(text(*same, "a", "x"))) == start(hashes(text(*same, "a", "y", "z")))
