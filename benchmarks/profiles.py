@@ -201,7 +201,9 @@ def _verdict(lines: Sequence[Line]) -> str:
         best = max(alone, key=lambda line: line.rate)
         gain = mixed.rate / best.rate - 1 if best.rate else float("inf")
         word = "wins" if gain > 0.005 else "loses" if gain < -0.005 else "is even"
-        sentences.append(f"- {profile}, {pair}: mixing {word}, {gain:+.0%} against {best.way}.")
+        settled = mixed.slower > best.faster or best.slower > mixed.faster
+        doubt = "" if settled else "; the ranges overlap, so only measuring settles it"
+        sentences.append(f"- {profile}, {pair}: mixing {word}, {gain:+.0%} against {best.way}{doubt}.")
     return "\n".join(sentences)
 
 
