@@ -29,7 +29,7 @@ import bursts
 import numpy as np
 from rows import RESULTS, Row, machine, table, write_table
 
-from deeplink.solver import catalogue, highs, pareto, program, roofline, surface
+from deeplink.solver import catalogue, highs, importers, pareto, program, roofline, surface
 from deeplink.solver import table as tables
 from deeplink.solver.fleet import Request
 from deeplink.solver.highs import Effort
@@ -234,10 +234,10 @@ def _times() -> Iterator[Row]:
 
 def _rates() -> Iterator[Row]:
     models = catalogue.known_models()
-    splitwise = tables.splitwise(DATA / "splitwise" / "perf_model.csv.gz")
+    splitwise = importers.splitwise(DATA / "splitwise" / "perf_model.csv.gz")
     for phase, goal in (("decode", 0.04), ("prefill", 0.12)):
         yield _left_out(f"splitwise_{phase}", splitwise, (phase,), goal)  # type: ignore[arg-type]
-    yield _left_out("helix", tables.helix(DATA / "helix", models), ("prefill", "decode"), 0.15)
+    yield _left_out("helix", importers.helix(DATA / "helix", models), ("prefill", "decode"), 0.15)
 
 
 def _left_out(name: str, rows: Sequence[Measurement], phases: Sequence[Phase], goal: float) -> Row:
@@ -284,7 +284,7 @@ def _intervals() -> Iterator[Row]:
     """Chips of which nothing is known but the datasheet: how often the times that were measured on them are within the
     error that is stated. The few constants of the usual fractions were chosen with these chips in sight."""
     models = catalogue.known_models()
-    rows = tables.splitwise(DATA / "splitwise" / "perf_model.csv.gz") + tables.helix(DATA / "helix", models)
+    rows = importers.splitwise(DATA / "splitwise" / "perf_model.csv.gz") + importers.helix(DATA / "helix", models)
     chips = {row.chip: catalogue.chip(row.chip) for row in rows}
     kept, _ = tables.possible(rows, models, chips, "float16")
     settings: dict[tuple[str, str, int, Phase, tuple[float, float]], list[float]] = defaultdict(list)

@@ -15,6 +15,8 @@ from deeplink.solver import roofline
 from deeplink.solver.model import Model
 from deeplink.solver.roofline import Chip, Fractions
 
+BUS = 32e9
+"""Bytes a second one way of PCIe 4.0 x16, which is assumed where the link between a host's chips is not known."""
 _DATA = files("deeplink.solver") / "data"
 
 
@@ -46,15 +48,17 @@ def chip(name: str) -> Chip:
                 field=key,
                 remedy=f"measure it and describe the chip under [[chips]], with {key}",
             )
+    link = _link(row)
+    source = f"{row['confidence']}: {row['source']}"
     flops = [("16bit", half * 1e12)] + ([("8bit", eight * 1e12)] if eight else [])
     return Chip(
         name=name,
         flops=tuple(flops),
         memory=memory * 1e9,
         bandwidth=bandwidth * 1e9,
-        link=_link(row),
+        link=link or BUS,
         watts=_first(row["tdp_w"]),
-        source=f"{row['confidence']}: {row['source']}",
+        source=source if link else f"{source}; link between chips not known, a PCIe 4.0 x16 bus assumed",
     )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from deeplink.solver import calibrate
 from deeplink.solver.fleet import Bucket, Fleet, Inventory
 from deeplink.solver.problem import Candidate, Cap, Role
 from deeplink.solver.queueing import steps, usable, variation
@@ -43,10 +44,12 @@ _ACTIVATIONS = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a candidate's numbers mean: how its engine is started, and where the numbers come from.
+    """What a candidate's numbers mean: how its engine is started, and where they come from.
 
-    `service[b]` is the time of prefill in seconds; `step` that of a decode step of `batch` sequences. `slots` servers
-    take `busy[b]` seconds each for a request. `wait` is the budget for waiting.
+    `service[b]` is the time of prefill in seconds, alone; `step` that of a decode step of `batch` sequences. In an
+    aggregated engine prefill has `part` of each step, in pieces of `chunk` tokens. `wait` is the budget for waiting
+    before prefill, `mean` and `scv` are of the service there (of a place in the batch, for decode). `room` is bytes of
+    cache, of which a token takes `token_bytes`. `rates` are the times that were used, prefills before the step.
     """
 
     pool: str
@@ -67,8 +70,10 @@ class Setup:
 
 
 def rates_of(fleet: Fleet, pool: Inventory, tp: int) -> Rates:
+    """Times of a group of `tp` chips: from its own measurements, and from those of groups of other sizes."""
     rows = [row for row in fleet.measurements if row.chip == pool.chip.name and row.tp == tp]
-    return Rates(fleet.model, pool.chip, tp, pool.dtype, pool.fractions, rows, pool.pace)
+    fractions = calibrate.fitted(fleet.measurements, fleet.model, pool.chip, pool.dtype) or pool.fractions
+    return Rates(fleet.model, pool.chip, tp, pool.dtype, fractions, rows, pool.pace)
 
 
 def room_of(fleet: Fleet, pool: Inventory, tp: int) -> float:

@@ -15,7 +15,7 @@ from deeplink.errors import DeeplinkError, FleetError
 from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.layout import ELEMENTS
-from deeplink.solver import catalogue, model, table, trace
+from deeplink.solver import catalogue, importers, model, table, trace
 from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Request, Service, Situation, Workload
 from deeplink.solver.highs import Effort
 from deeplink.solver.lines import line
@@ -81,8 +81,8 @@ class _Reader:
         names = self._unique("pools", [pool.name for pool in file.pools])
         load, burst, requests = self._workload(file.workload)
         verify = requests or (tuple(trace.made(load, _MADE)) if file.solve.verify else ())
-        measurements = self._rates(file.rates)
         pools = tuple(self._pool(index, pool, chips, fractions, shape) for index, pool in enumerate(file.pools))
+        measurements = self._rates(file.rates, shape.name, {pool.chip.name for pool in pools})
         known = {pool.chip.name: pool.chip for pool in pools}
         kept, rejected = table.possible(
             (row for row in measurements if row.chip in known and row.model == shape.name),
@@ -292,8 +292,21 @@ class _Reader:
                 rate = burst
             yield Situation(section.name, float(rate), tuple(sorted(section.lost.items())))
 
-    def _rates(self, sections: Iterable[RatesSection]) -> list[Measurement]:
+    def _rates(self, sections: Iterable[RatesSection], name: str, chips: set[str]) -> list[Measurement]:
         found: list[Measurement] = []
-        for section in sections:
-            found += table.read(self._near(section.table))
+        for index, section in enumerate(sections):
+            path = self._near(section.table)
+            if section.format == "csv":
+                found += table.read(path)
+            elif section.format == "splitwise":
+                found += importers.splitwise(path)
+            elif section.chip not in chips:
+                raise self.wrong(
+                    ("rates", index, "chip"),
+                    "no pool has this chip",
+                    section.chip,
+                    f"one of {', '.join(sorted(chips))}",
+                )
+            else:
+                found += importers.vllm_bench(path, chip=section.chip, tp=section.tp, model=name)
         return found

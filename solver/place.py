@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 
@@ -18,7 +19,7 @@ from deeplink.solver.sensitivity import Sensitivity, sensitivities
 from deeplink.solver.solve import Solution, solve
 from deeplink.solver.verify import Verified
 
-_LONGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+_LONGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 UNITS = {
     "cost": "an hour",
     "throughput": "times the rate",
@@ -88,9 +89,10 @@ def document(formulation: Formulation, solution: Solution, simulated: Verified |
         skipped=formulation.skipped,
     )
     if solution.status == "infeasible":
-        slower = _slower(fleet)
-        more = (*empty.relaxations, slower) if slower else empty.relaxations
-        return msgspec.structs.replace(empty, relaxations=tuple(sorted(more, key=lambda one: (one.factor, one.what))))
+        other = [one for one in empty.relaxations if one.what != "ttft"]
+        later = [one for one in (_later(fleet, "ttft"), _later(fleet, "tpot")) if one is not None]
+        ordered = sorted([*other, *later], key=lambda one: (one.factor, one.what))
+        return msgspec.structs.replace(empty, relaxations=tuple(ordered))
     sensitive = sensitivities(formulation, solution) if fleet.sensitivity else ()
     return msgspec.structs.replace(
         empty,
@@ -107,19 +109,16 @@ def document(formulation: Formulation, solution: Solution, simulated: Verified |
     )
 
 
-def _slower(fleet: Fleet) -> doc.Relaxation | None:
-    """How much longer each further token would have to be allowed to take. It decides about the candidates, so each
-    time is a problem of its own."""
-    tpot = fleet.service.tpot
+def _later(fleet: Fleet, what: Literal["ttft", "tpot"]) -> doc.Relaxation | None:
+    """How much longer a first or a further token would have to be allowed to take. It decides about the candidates, so
+    each time is a problem of its own."""
     effort = Effort(_ENOUGH, min(fleet.effort.seconds, 10.0))
-
-    def enough(factor: float) -> bool:
-        allowed = replace(fleet, service=replace(fleet.service, tpot=tpot * factor))
-        return relax.possible(formulate(allowed).problem, effort)
-
     for factor in _LONGER:
-        if enough(factor):
-            return doc.Relaxation("tpot", factor, f"each further token within {tpot * factor:.3g} s")
+        seconds = getattr(fleet.service, what) * factor
+        allowed = replace(fleet.service, **{what: seconds})
+        if relax.possible(formulate(replace(fleet, service=allowed)).problem, effort):
+            which = "a first token" if what == "ttft" else "each further token"
+            return doc.Relaxation(what, factor, f"{which} within {seconds:.3g} s")
     return None
 
 

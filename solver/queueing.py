@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 
 MOST = 0.95
 """Nothing is planned busier than this: what is not modelled has to fit somewhere."""
-_SERVERS = 4096
+_SERVERS = 1024
 """More servers than this are counted as so many, which errs on the careful side."""
 _STEP = 0.05
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
 
 
-@cache
+@lru_cache(maxsize=1 << 16)
 def erlang_c(servers: int, utilisation: float) -> float:
     """The chance that all of `servers` are busy, with random arrivals and service."""
     offered = servers * utilisation

@@ -24,7 +24,7 @@ class Chip:
     flops: tuple[tuple[str, float], ...]
     memory: float
     bandwidth: float
-    link: float = 0.0
+    link: float
     watts: float = 0.0
     source: str = ""
 
@@ -50,7 +50,7 @@ class Fractions:
 
 
 _USUAL_ERROR = 0.9
-_USUAL_COMPUTE, _USUAL_MEMORY, _USUAL_FIXED = 0.5, 0.7, 3e-5
+_USUAL_COMPUTE, _USUAL_MEMORY, _USUAL_FIXED = 0.5, 0.7, 6e-5
 _MOST_COMPUTE = 0.9
 
 
@@ -95,7 +95,7 @@ def seconds(model: Model, chip: Chip, step: Step, tp: int, fractions: Fractions,
 
 def _told(model: Model, chip: Chip, tokens: float, tp: int, fractions: Fractions) -> float:
     """Seconds of all-reduces. The limit has none: they can be hidden in part."""
-    if tp == 1 or fractions is IDEAL or chip.link <= 0:
+    if tp == 1 or fractions is IDEAL:
         return 0.0
     moved = tokens * model.hidden * 2.0 * 2 * (tp - 1) / tp
     return model.layers * _ALL_REDUCES * moved / (chip.link * fractions.memory)

@@ -59,7 +59,7 @@ class ChipSection(_Strict):
     tflops_8bit: Annotated[float, Field(ge=0, description="dense, 8-bit; 0: as 16-bit")] = 0.0
     memory_gb: Positive
     memory_gb_per_s: Positive
-    link_gb_per_s: Annotated[float, Field(ge=0, description="to the other chips of its host, one way")] = 0.0
+    link_gb_per_s: Annotated[float, Field(gt=0, description="to the other chips of its host, one way")] = 32.0
     watts: Annotated[float, Field(ge=0)] = 0.0
     source: Annotated[str, Field(min_length=1, description="who says so")]
     compute: Annotated[float, Field(gt=0, le=1, description="reached part of the operations, if measured")] | None = (
@@ -116,7 +116,10 @@ class ScenarioSection(_Strict):
 
 
 class RatesSection(_Strict):
-    table: Annotated[Path, Field(description="measured rates as CSV")]
+    table: Annotated[Path, Field(description="measured rates; a file, or a folder of results of vllm bench")]
+    format: Literal["csv", "splitwise", "vllm-bench"] = "csv"
+    chip: Annotated[str, Field(description="which chip vllm bench ran on, of the pools'")] = ""
+    tp: Annotated[int, Field(ge=1, description="how many of them one engine had")] = 1
 
 
 class SolveSection(_Strict):

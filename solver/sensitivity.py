@@ -7,9 +7,11 @@ keep today's placement. If with slower times nothing serves the workload at all,
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from deeplink.errors import SolverError
 from deeplink.solver import predict
 from deeplink.solver.candidates import Formulation, formulate
 from deeplink.solver.highs import Effort
@@ -35,32 +37,37 @@ class Sensitivity:
 
 
 def sensitivities(formulation: Formulation, solution: Solution) -> tuple[Sensitivity, ...]:
-    """For each pool whose times are uncertain; those that change the answer first, by how uncertain they are."""
-    fleet = formulation.fleet
-    today = _uses(formulation, solution)
+    """For each pool whose times are uncertain; those that change the answer first, by how uncertain they are. Nothing
+    is said about a pool for which nothing was proven in time."""
     found = []
-    for index, pool in enumerate(fleet.pools):
+    for index, pool in enumerate(formulation.fleet.pools):
         error = max(
             (rate.error for setup in formulation.setups.values() if setup.pool == pool.name for rate in setup.rates),
             default=0.0,
         )
-        if error <= _CERTAIN:
-            continue
-        values: list[float | None] = []
-        changes = False
-        sustains = 1.0
-        for pace in (1 + error, 1 / (1 + error)):
-            pools = (*fleet.pools[:index], replace(pool, pace=pool.pace * pace), *fleet.pools[index + 1 :])
-            other = formulate(replace(fleet, pools=pools))
-            effort = Effort(max(fleet.effort.gap, _GAP), fleet.effort.seconds)
-            best = solve(other.problem, fleet.objective, effort, nicest=False)
-            infeasible = best.status == "infeasible"
-            values.append(None if infeasible else best.value)
-            changes = changes or infeasible or _uses(other, best) != today
-            if pace > 1:
-                sustains = _sustains(formulation, other, solution.counts or {})
-        found.append(Sensitivity(pool.name, error, values[0], values[1], changes, sustains))
+        if error > _CERTAIN:
+            with contextlib.suppress(SolverError):
+                found.append(_sensitivity(formulation, solution, index, error))
     return tuple(sorted(found, key=lambda one: (not one.changes, -one.error, one.pool)))
+
+
+def _sensitivity(formulation: Formulation, solution: Solution, index: int, error: float) -> Sensitivity:
+    fleet = formulation.fleet
+    pool = fleet.pools[index]
+    effort = Effort(max(fleet.effort.gap, _GAP), fleet.effort.seconds)
+    values: list[float | None] = []
+    changes = False
+    sustains = 1.0
+    for pace in (1 + error, 1 / (1 + error)):
+        pools = (*fleet.pools[:index], replace(pool, pace=pool.pace * pace), *fleet.pools[index + 1 :])
+        other = formulate(replace(fleet, pools=pools))
+        best = solve(other.problem, fleet.objective, effort, nicest=False)
+        infeasible = best.status == "infeasible"
+        values.append(None if infeasible else best.value)
+        changes = changes or infeasible or _uses(other, best) != _uses(formulation, solution)
+        if pace > 1:
+            sustains = _sustains(formulation, other, solution.counts or {})
+    return Sensitivity(pool.name, error, values[0], values[1], changes, sustains)
 
 
 def _uses(formulation: Formulation, solution: Solution) -> set[tuple[int, str]]:

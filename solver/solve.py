@@ -18,6 +18,7 @@ Status = Literal["optimal", "feasible", "infeasible"]
 
 PROOF = 1e-4
 """Relative gap up to which an answer counts as optimal."""
+_NOTHING = 1e-9
 _TIE = 1e-6
 _SLACKS = (1e-6, 1e-5, 1e-4)
 _TIE_NODES = 30
@@ -68,15 +69,18 @@ def solve(problem: Problem, objective: Objective, effort: Effort | None = None, 
     """Raises SolverError when not even a placement was found in time, which says nothing about whether there is one.
 
     Of several placements as good, the `nicest` has the fewest pools, then the fewest engines to move, then the fewest
-    engines; without it any one is taken, in about half the time.
+    engines; without it any one is taken, in about half the time, and where there is none it is not sought what would
+    be enough.
     """
     effort = effort or Effort()
     if objective == "latency":
-        return _fastest(problem, effort)
+        return _fastest(problem, effort, nicest)
     model = program.build(problem, scale=_SCALES.get(objective, ""))
     answer = _first(model, objective, effort)
-    if answer.status == "infeasible":
-        return Solution("infeasible", objective, relaxations=relaxations(problem, effort))
+    # To serve none of the rate is always possible, and no placement.
+    nothing = model.theta is not None and bool(answer.values) and answer.bound <= _NOTHING
+    if answer.status == "infeasible" or nothing:
+        return Solution("infeasible", objective, relaxations=relaxations(problem, effort) if nicest else ())
     if not answer.values or not math.isfinite(answer.bound):
         raise SolverError(
             f"nothing was proven in {effort.seconds:g} s: neither a placement nor that there is none",
@@ -204,7 +208,7 @@ def _bindings(model: Model, objective: Objective) -> tuple[Binding, ...]:
     return tuple(Binding(kind, name, float(f"{price:.6g}")) for (kind, name), price in ordered)
 
 
-def _fastest(problem: Problem, effort: Effort) -> Solution:
+def _fastest(problem: Problem, effort: Effort, nicest: bool) -> Solution:
     """The shortest time to first token within which everything can be served, among the times there are; then the
     cheapest placement that does it."""
     times = sorted(_times(problem))
@@ -217,7 +221,7 @@ def _fastest(problem: Problem, effort: Effort) -> Solution:
         return answer.status != "infeasible"
 
     if not times or not possible(len(times) - 1):
-        return Solution("infeasible", "latency", relaxations=relaxations(problem, effort))
+        return Solution("infeasible", "latency", relaxations=relaxations(problem, effort) if nicest else ())
     low, high = 0, len(times) - 1
     while low < high:
         middle = (low + high) // 2
@@ -225,7 +229,7 @@ def _fastest(problem: Problem, effort: Effort) -> Solution:
             high = middle
         else:
             low = middle + 1
-    best = solve(replace(problem, ttft=times[high]), "cost", effort)
+    best = solve(replace(problem, ttft=times[high]), "cost", effort, nicest=nicest)
     return replace(best, status="optimal", objective="latency", value=times[high], bound=times[high])
 
 

@@ -53,7 +53,7 @@ def cheapest(problem: Problem, price=cost) -> float | None:
 
 
 def most(problem: Problem, *, everywhere: bool) -> float | None:
-    """The largest multiple of the workload's rate: in the normal scenario, or in every one."""
+    """The largest multiple of the workload's rate, in the normal scenario or in every one. None where it is nothing."""
     best = None
     for counts in placements(problem):
         normal, *others = problem.scenarios
@@ -64,7 +64,7 @@ def most(problem: Problem, *, everywhere: bool) -> float | None:
                 continue
             found = multiple(problem, counts, normal)
         best = found if best is None else max(best, found)
-    return best
+    return best if best is not None and best > 1e-9 else None
 
 
 def quickest(problem: Problem) -> float | None:

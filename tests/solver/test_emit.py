@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from deeplink.errors import SolverError
 from deeplink.solver import emit, fleetfile
 from deeplink.solver.place import place
 from deeplink.solver.placement import Placement
+from vllm_deeplink import flags
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +58,14 @@ def test_nothing_to_start(tmp_path: Path) -> None:
     assert none.status == "infeasible"
     with pytest.raises(SolverError, match="nothing to start"):
         emit.commands(none)
+
+
+def test_the_plugin_takes_its_flags(placement: Placement) -> None:
+    """As vLLM's parser does with the plugin; the other flags are vLLM's own."""
+    parser = argparse.ArgumentParser()
+    flags._add(parser)
+    for command in emit.commands(placement):
+        taken, rest = parser.parse_known_args(command.words[3:])
+        assert taken.platform == "deeplink"
+        assert taken.deeplink_role in ("prefill", "decode", "both")
+        assert not [word for word in rest if "deeplink" in word]

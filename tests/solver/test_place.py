@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -219,7 +222,54 @@ def test_other_objectives(tmp_path: Path, objective: str) -> None:
         assert found.engines
 
 
+@pytest.mark.parametrize("objective", ["throughput", "capacity", "latency", "energy"])
+def test_nothing_in_time_is_no_placement(tmp_path: Path, objective: str) -> None:
+    text = FLEET.replace("ttft = 3.0", "ttft = 0.001").replace('objective = "cost"', f'objective = "{objective}"')
+    found = solved(tmp_path, text)
+    assert found.status == "infeasible"
+    assert not found.engines
+    assert "ttft" in {one.what for one in found.relaxations}
+
+
 def test_too_short_a_time_says_what_would_do(tmp_path: Path) -> None:
     found = solved(tmp_path, FLEET.replace("tpot = 0.05", "tpot = 0.006"))
     assert found.status == "infeasible"
     assert "tpot" in {one.what for one in found.relaxations}
+
+
+def test_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    path = str(write(tmp_path))
+    printed = []
+    for seed in ("1", "2"):
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONSAFEPATH": "1",
+            "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "deeplink.cli", "solve", path, "--json"],
+            env=environment,
+            capture_output=True,
+            timeout=50,
+            check=True,
+        )
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]
+    assert doc.decode(printed[0]).engines
+
+
+TWINS = FLEET[: FLEET.index("[[pools]]")]
+TWIN = '[[pools]]\nname = "{}"\nchip = "NVIDIA H100 SXM"\ncount = 8\nprice = 3.0\ntp = [2]\nroles = ["both"]\n'
+
+
+@pytest.mark.parametrize("where", ["left", "right"])
+def test_what_runs_stays(tmp_path: Path, where: str) -> None:
+    """Two pools that are alike: nothing is to be gained by moving."""
+    text = TWINS
+    for name in ("left", "right"):
+        text += TWIN.format(name)
+        if name == where:
+            text += 'current = [{ role = "both", tp = 2, engines = 1 }]\n'
+    found = solved(tmp_path, text)
+    assert {engine.pool for engine in found.engines} == {where}

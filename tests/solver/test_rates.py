@@ -11,7 +11,7 @@ import pytest
 from described import CONFIG
 
 from deeplink.errors import FleetError, RateError
-from deeplink.solver import catalogue, model, roofline, surface, table
+from deeplink.solver import calibrate, catalogue, importers, model, roofline, surface, table
 from deeplink.solver.rates import Measurement, Rates, check
 from deeplink.solver.roofline import Step
 
@@ -104,7 +104,7 @@ def test_a_wish_is_not_a_bandwidth() -> None:
 
 def test_what_cannot_be_is_dropped_and_nothing_else() -> None:
     models = catalogue.known_models()
-    rows = table.splitwise(DATA / "splitwise" / "perf_model.csv.gz")
+    rows = importers.splitwise(DATA / "splitwise" / "perf_model.csv.gz")
     chips = {row.chip: catalogue.chip(row.chip) for row in rows}
     kept, rejected = table.possible(rows, models, chips, "float16")
     assert len(rows) == 2 * 1260
@@ -114,7 +114,7 @@ def test_what_cannot_be_is_dropped_and_nothing_else() -> None:
 
 
 def test_a_table_reads_what_it_writes() -> None:
-    rows = table.splitwise(DATA / "splitwise" / "perf_model.csv.gz")[:20]
+    rows = importers.splitwise(DATA / "splitwise" / "perf_model.csv.gz")[:20]
     again = list(table.parse(table.write(rows), "again"))
     assert [(r.sizes, r.seconds, r.source) for r in again] == [(r.sizes, r.seconds, r.source) for r in rows]
 
@@ -150,6 +150,28 @@ def test_nothing_beats_the_roofline() -> None:
         assert found.prefill(tokens).seconds >= least * (1 - 1e-9)
     with pytest.raises(RateError):
         check(measured(8000, 0.1), shape, chip, "bfloat16")
+
+
+def test_a_size_of_group_that_was_not_measured() -> None:
+    """Fractions from groups of two and eight chips, for groups of four: better than none, and as wrong as they say."""
+    models = catalogue.known_models()
+    shape, chip = models["llama2-70b"], catalogue.chip("NVIDIA A100 SXM 80GB")
+    rows = importers.splitwise(DATA / "splitwise" / "perf_model.csv.gz")
+    rows = [row for row in rows if (row.chip, row.model) == (chip.name, shape.name)]
+    kept, _ = table.possible(rows, models, {chip.name: chip}, "float16")
+    fitted = calibrate.fitted([row for row in kept if row.tp != 4], shape, chip, "float16")
+    assert fitted is not None
+    assert calibrate.fitted(kept[:3], shape, chip, "float16") is None
+    wanted = [row for row in kept if row.tp == 4]
+
+    def off(fractions: roofline.Fractions) -> list[float]:
+        return [
+            abs(math.log(roofline.seconds(shape, chip, row.step, 4, fractions, "float16") / row.seconds))
+            for row in wanted
+        ]
+
+    assert sum(off(fitted)) < sum(off(roofline.usual(chip)))
+    assert sum(one <= math.log1p(fitted.error) for one in off(fitted)) >= 0.9 * len(wanted)
 
 
 def test_a_surface_follows_a_law() -> None:
