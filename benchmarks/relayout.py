@@ -179,8 +179,11 @@ def main() -> None:
         seconds, busy = best({**copies, **timed}, arguments.passes)
         mark_name = "torch copy_" if "torch copy_" in copies else "numpy copyto"
         mark = size / 1e9 / seconds[mark_name]
-        if name == arguments.names[0] and mark_name != "numpy copyto":
-            rows.append(Row("copy_numpy", size / 1e9 / seconds["numpy copyto"], "GB/s", mark_name, mark))
+        if name == arguments.names[0]:
+            for copy in copies:
+                value, cpu = size / 1e9 / seconds[copy], busy[copy] / (size / 1e9)
+                row_name = "copy_" + copy.split()[0]
+                rows.append(Row(row_name, value, "GB/s", mark_name, mark, cpu_s_per_gb=cpu))
         for row in timed:
             goal = DENSE_GOAL if row == "digest" else CASES[name].goal
             value, cpu = size / 1e9 / seconds[row], busy[row] / (size / 1e9)

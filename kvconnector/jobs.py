@@ -124,8 +124,8 @@ def _ahead(inner: _Inner, outer: list[_Axis], element: int) -> int:
         return outer[-1].start if outer else 0
     dense = element
     for axis in sorted([*outer, *inner.axes], key=attrgetter("start")):
-        if axis.start > dense:  # a gap: some other heads, perhaps
-            return -(-SOON // dense) * axis.start if dense <= 4 * SOON else SOON
+        if axis.start > dense:  # a gap: some other heads, perhaps, where the processor guesses wrong
+            return -(-3 * SOON // dense) * axis.start if dense <= 4 * SOON else SOON
         if axis.extent != COUNT:
             dense *= axis.extent
     return SOON
