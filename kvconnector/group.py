@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from deeplink.kvconnector.contract import CacheGroup
 from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.forms import SCHEMES, TOKEN_HEAD
 from deeplink.kvconnector.negotiate import SLIDING, STATE
-from deeplink.kvconnector.plan import TILE, Chunk
+from deeplink.kvconnector.plan import TILE, Chunk, consecutive
 from deeplink.kvconnector.recast import Packed, constants, recast
 
 Elements = npt.NDArray[Any]
@@ -106,7 +105,7 @@ class Wire:
                 digest.tiles(chunk, plane[first : first + count], layer + offset, self.heads[0])
                 for plane, offset in planes
                 if plane is not None
-                for first, layer, count in _runs(self.layers)
+                for first, layer, count in consecutive(self.layers)
             ]
         )
 
@@ -177,7 +176,7 @@ class Group:
         self.values.gather(table, chunk, own)
         source = Packed(self.spec.dtype, own, constants(self.spec.scales, self.spec.layers, self.layers, wire.kv))
         target = Packed(dtype, wire.elements(memory, chunk.tokens), token_scales=wire.scales(memory, chunk.tokens))
-        recast(source, target, (self.layers[0], self.heads[0], chunk.start))
+        recast(source, target, self.layers, self.heads[0], chunk.start)
 
     def land(
         self, wire: Wire, memory: memoryview, producer: CacheGroup, arrived: Chunk, table: Sequence[int], chunk: Chunk
@@ -199,14 +198,7 @@ class Group:
             target = Packed(self.spec.dtype, np.empty(values.wire_shape(arrived.tokens), values.dtype), own)
             if scales is not None:
                 target = replace(target, token_scales=np.empty(scales.wire_shape(arrived.tokens), np.float32))
-            recast(source, target, (wire.layers[0], wire.heads[0], arrived.start))
+            recast(source, target, wire.layers, wire.heads[0], arrived.start)
         values.scatter(target.elements, arrived.start, table, chunk)
         if scales is not None and target.token_scales is not None:
             scales.scatter(target.token_scales.view(scales.dtype), arrived.start, table, chunk)
-
-
-def _runs(layers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Consecutive numbers together: the place of the first, its number, and how many they are."""
-    for _, run in groupby(enumerate(layers), lambda item: item[1] - item[0]):
-        first, *rest = run
-        yield *first, 1 + len(rest)

@@ -85,3 +85,10 @@ def _spans(block_table: Sequence[int], block_size: int, chunk: Chunk) -> Iterato
             yield 0, block_size, stop - start, index + start
     if rest and chunk.tokens and whole >= index:
         yield 0, rest, 1, whole
+
+
+def consecutive(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Consecutive numbers together: the place of the first, its number, and how many they are."""
+    for _, run in itertools.groupby(enumerate(numbers), lambda item: item[1] - item[0]):
+        first, *rest = run
+        yield *first, 1 + len(rest)

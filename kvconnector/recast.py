@@ -13,6 +13,7 @@ from deeplink.errors import LayoutError
 from deeplink.kvconnector import casting, quantize
 from deeplink.kvconnector.cast import between
 from deeplink.kvconnector.contract import Scales
+from deeplink.kvconnector.plan import consecutive
 
 Constants = npt.NDArray[np.float64]
 """Scales that are constant per layer and K or V: ``[L, S]``."""
@@ -35,12 +36,28 @@ class Packed:
     constants: Constants = field(default_factory=lambda: np.ones((1, 1)))
     token_scales: npt.NDArray[np.float32] | None = None
 
+    def layers(self, first: int, count: int) -> Packed:
+        """Some of the layers alone."""
+        some = slice(first, first + count)
+        return Packed(
+            self.dtype,
+            self.elements[some],
+            self.constants if len(self.constants) == 1 else self.constants[some],
+            None if self.token_scales is None else self.token_scales[some],
+        )
 
-def recast(source: Packed, target: Packed, origin: casting.Origin) -> None:
-    """Write what `source` means into `target`. `origin` (layer, head, token) says where in the model the chunk begins.
 
-    Raises CastRefused, before anything is written, for a value that the target does not have.
+def recast(source: Packed, target: Packed, layers: Sequence[int], head: int, token: int) -> None:
+    """Write what `source` means into `target`: those layers of the model, from that head and token on.
+
+    Raises CastRefused, naming the place in the model, for a value that the target does not have; some of the target is
+    written by then.
     """
+    for place, layer, count in consecutive(layers):
+        _recast(source.layers(place, count), target.layers(place, count), (layer, head, token))
+
+
+def _recast(source: Packed, target: Packed, origin: casting.Origin) -> None:
     ratio = 1.0
     if target.token_scales is None and source.token_scales is None:
         ratios = source.constants / target.constants

@@ -235,6 +235,25 @@ def test_a_value_beyond_the_targets_range_is_refused_by_its_place(start: Start, 
     hand_over(a, b, 64, *TABLES)  # the next request, without that token, is served
 
 
+def test_the_place_of_a_value_is_named_in_a_group_whose_layers_have_gaps(start: Start) -> None:
+    casts = ("*->float16",)
+    a = start(Shape((FULL, SLIDING)), "prefill", 1, casts=casts)
+    narrow = [replace(group, dtype="float16") for group in (FULL, SLIDING)]
+    b = start(Shape(tuple(narrow)), "decode", 2, casts=casts)
+    wire = read(a.held[0], 0, TABLES[0][0], 0, 101)
+    wire[1, 1, 2, 70, 5] = 0x7F00
+    a.held[0][0].values.scatter(wire, 0, TABLES[0][0], Chunk(0, 101))
+    ticket = tickets.issue(tickets.new_handoff(), a.contract, b.contract, agree(a.contract, b.contract), 30_000)
+    a.open(ticket, 101)
+    b.load(ticket, TABLES[1] * 2, 0, 101)
+    a.fill(ticket, TABLES[0] * 2, 101)
+    (outcome,) = b.ended()
+    assert outcome.reason is not None
+    assert "layer 3, v, head 2, token 70, dim 5" in outcome.reason.message
+    a.quiet()
+    b.quiet()
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "exact"),
     [(0.5, 0.5, True), (0.5, 0.25, False), (0.3, 0.3, True), (0.3, 0.7, False)],
