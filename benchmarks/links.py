@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
+import sink
 from netlink import Line, Namespace, between
 from rows import RESULTS, Row, machine, table, write_table
 
@@ -108,25 +108,8 @@ def _push(here: Namespace, there: Namespace, source: memoryview, streams: int) -
         yield run
 
 
-class Sink:
-    """Takes SIZE bytes and answers one, again and again: named like a transport so that `peer` runs it."""
-
-    def __init__(self, host: str, secret: bytes) -> None:
-        self._socket = socket.create_server((host, 0))
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        sock, _ = self._socket.accept()
-        target = memoryview(bytearray(SIZE))
-        while True:
-            left = target
-            while left:
-                count = sock.recv_into(left)
-                if count == 0:
-                    return
-                left = left[count:]
-            sock.sendall(b"\0")
+class Sink(sink.Sink):
+    size = SIZE
 
 
 @contextmanager

@@ -15,7 +15,6 @@ import argparse
 import json
 import mmap
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import sink
 from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink.kvconnector.transport.base import Link, Push, Transport
@@ -198,25 +198,8 @@ def _connect(stack: ExitStack, here: Transport, there: Peer) -> Link:
     return link
 
 
-class Sink:
-    """What the plain socket's bytes go into, in the other process: named like a transport so that `peer` runs it."""
-
-    def __init__(self, host: str, secret: bytes) -> None:
-        self._socket = socket.create_server((host, 0))
-        self.address = f"{host}:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        sock, _ = self._socket.accept()
-        target = memoryview(bytearray(LARGE))
-        while True:
-            left = target
-            while left:
-                count = sock.recv_into(left)
-                if count == 0:
-                    return
-                left = left[count:]
-            sock.sendall(b"\0")
+class Sink(sink.Sink):
+    size = LARGE
 
 
 def _socket(stack: ExitStack, name: str, source: memoryview) -> Case:

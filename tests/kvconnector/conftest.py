@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from loopback import Pair, make_pair
+from world import Engine
 
 from deeplink.kvconnector import compiled, in_blocks
 
@@ -40,3 +42,16 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(compiled.VARIABLE, request.param)
         yield request.param
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Engine]]:
+    """Starts engines of several ranks, and closes them in the end."""
+    with ExitStack() as stack:
+
+        def _start(*arguments: object, **options: object) -> Engine:
+            engine = Engine.start(*arguments, **options)  # type: ignore[arg-type]
+            stack.callback(engine.close)
+            return engine
+
+        yield _start

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -25,18 +24,6 @@ FULL = CacheGroup("full", (0, 3), 4, 16, "bfloat16", 16, NHD)
 SLIDING = CacheGroup("sliding", (1, 2), 4, 16, "bfloat16", 16, NHD, window=40)
 STATE = CacheGroup("state", (4,), 1, 384, "float32", 1, "block token dim")
 TABLES = [[5, 2, 9, 0, 7, 11, 3]], [[3, 1, 8, 6, 2, 12, 4]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with ExitStack() as stack:
-
-        def _start(*arguments: object, **options: object) -> Engine:
-            engine = Engine.start(*arguments, **options)  # type: ignore[arg-type]
-            stack.callback(engine.close)
-            return engine
-
-        yield _start
 
 
 def both(group: CacheGroup, **changes: object) -> tuple[CacheGroup, CacheGroup]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import msgspec
@@ -26,18 +26,6 @@ Start = Callable[..., Engine]
 
 def group(layout: str, block_size: int, heads: int, layers: int, dtype: str = "bfloat16", dim: int = 16) -> CacheGroup:
     return CacheGroup("full", tuple(range(layers)), heads, dim, dtype, block_size, layout)
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with ExitStack() as stack:
-
-        def _start(*arguments: object, **options: object) -> Engine:
-            engine = Engine.start(*arguments, **options)  # type: ignore[arg-type]
-            stack.callback(engine.close)
-            return engine
-
-        yield _start
 
 
 def whole(engine: Engine, index: int, table: list[int], start: int, stop: int) -> np.ndarray:

@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from deeplink.testing.transport_conformance import SECONDS, LongTransportConformance, TransportConformance
+from deeplink.testing.transport_conformance import LongTransportConformance, TransportConformance
+from deeplink.testing.transport_fixtures import SECONDS
 
 
 class TestTcp(TransportConformance):
