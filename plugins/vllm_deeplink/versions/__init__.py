@@ -49,14 +49,13 @@ def current() -> Version:
 
 
 def is_tested(version: str) -> bool:
-    """Whether this release is; a build's own suffix (0.32.0+cpu) does not count."""
-    return version.partition("+")[0] in {tested.name for tested in TESTED}
+    """Whether a release of this series is (0.32.1 is as 0.32.0 is)."""
+    return bool(_same_series(version))
 
 
 def choose(found: Interface) -> Version:
     """The tested version to take `found` as. Raises ConfigError naming what differs from the most alike."""
-    same = [tested for tested in TESTED if tested.name == found.version.partition("+")[0]]
-    candidates = same or TESTED
+    candidates = _same_series(found.version) or TESTED
     differences = {tested.name: tested.expected.differences(found) for tested in candidates}
     for tested in candidates:
         if not differences[tested.name]:
@@ -72,6 +71,10 @@ def choose(found: Interface) -> Version:
         theirs=first.found,
         remedy=f"use vLLM {_names()}",
     )
+
+
+def _same_series(version: str) -> list[Version]:
+    return [tested for tested in TESTED if _apart(tested.name, version) == 0]
 
 
 def _apart(one: str, other: str) -> int:

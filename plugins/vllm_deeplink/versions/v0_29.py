@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vllm_deeplink.versions import v0_32
@@ -19,9 +20,7 @@ BY_BLOCKS = Expected(
 class Reports:
     _worker: WorkerHalf | None
     _failed_blocks: frozenset[int] = frozenset()
-
-    def wait_for_save(self) -> None:
-        raise NotImplementedError
+    wait_for_save: Callable[[], None]
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         # This vLLM calls wait_for_save only in steps that compute something, but what a step without a forward pass
