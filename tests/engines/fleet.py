@@ -40,6 +40,8 @@ _TINY = {
 }
 _PATTERN = ["sliding_attention", "sliding_attention", "full_attention"]
 TINY_MODELS: dict[str, dict[str, Any]] = {
+    "four-heads": {**_TINY, "model_type": "llama", "num_key_value_heads": 4},
+    "one-head": {**_TINY, "model_type": "llama", "num_key_value_heads": 1},
     "hybrid": {
         **_TINY,
         "model_type": "gemma3_text",
