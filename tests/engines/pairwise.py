@@ -30,7 +30,9 @@ def rows(sides: Sequence[Side]) -> list[tuple[Side, Side]]:
 
 def sharing(chosen: Sequence[tuple[Side, Side]], kept: int) -> list[tuple[Side, Side]]:
     """The same rows, in an order in which many have a side among the last `kept` that were used."""
-    left, ordered, recent = list(chosen), [], []
+    left = list(chosen)
+    ordered: list[tuple[Side, Side]] = []
+    recent: list[Side] = []
     while left:
         row = max(left, key=lambda row: len(set(row) & set(recent)))
         left.remove(row)
