@@ -34,5 +34,5 @@ class Version:
                 field="KV cache groups",
                 ours=str(count),
                 theirs="1",
-                remedy="use vLLM 0.32, or --disable-hybrid-kv-cache-manager",
+                remedy="use vLLM 0.32",
             )
