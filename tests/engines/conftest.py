@@ -35,8 +35,8 @@ def matrix(request: pytest.FixtureRequest) -> Iterator[Matrix]:
     made = Matrix()
     yield made
     if not request.session.testsfailed:
-        ran = {item.nodeid for item in request.session.items if "tests/engines/" in item.nodeid}
-        made.write(ran, ran | request.config.stash[LEFT_OUT])
+        chosen = {item.nodeid for item in request.session.items if "tests/engines/" in item.nodeid}
+        made.write(chosen | request.config.stash[LEFT_OUT])
 
 
 @pytest.fixture(scope="session")

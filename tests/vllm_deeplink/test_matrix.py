@@ -34,7 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch, there: set[str], **written: Any) -> Non
     for name, (prefill, decode, result) in written.items():
         monkeypatch.setitem(os.environ, "PYTEST_CURRENT_TEST", f"{names[name]} (call)")
         made.record_bytes(prefill, decode, result)
-    made.write({names[name] for name in written}, there)
+    made.write(there)
 
 
 def read(docs: Path) -> dict[str, str]:
