@@ -256,16 +256,24 @@ class Pair:
 
 def hand_over(prefill: Running, decode: Running, body: dict[str, Any], seconds: float = 60) -> tuple[Any, str]:
     """What a router does, without one: engines that can do both would each serve alone. The answer and the handoff."""
+    answer, name = claim(prefill, decode, body, seconds)
+    assert answer.status == 200, answer.data
+    return answer.json, name
+
+
+def claim(prefill: Running, decode: Running, body: dict[str, Any], seconds: float = 60) -> tuple[Answer, str]:
+    """The same, whatever the decode engine answers."""
     ours, theirs = prefill.contract, decode.contract
     agreement = negotiate(ours, theirs)
     assert isinstance(agreement, Agreement), agreement
     name = tickets.new_handoff()
     ticket = tickets.mint(tickets.issue(name, ours, theirs, agreement, int(seconds * 1000)), secret.load())
-    for running, side, changes in ((prefill, "produce", {"max_tokens": 1}), (decode, "consume", {})):
-        parameters = {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}
-        answer = http(running.url + "/v1/completions", {**body, **changes, **parameters}, seconds=seconds)
-        assert answer.status == 200, answer.data
-    return answer.json, name
+    produce, consume = (
+        {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}} for side in ("produce", "consume")
+    )
+    prefilled = http(prefill.url + "/v1/completions", {**body, "max_tokens": 1, **produce}, seconds=seconds)
+    assert prefilled.status == 200, prefilled.data
+    return http(decode.url + "/v1/completions", {**body, **consume}, seconds=seconds), name
 
 
 def quiet(*running: Running, seconds: float = 2.0) -> None:
