@@ -40,7 +40,7 @@ UNLIKE = [
 
 @pytest.fixture(scope="module")
 def running(fleet: Fleet) -> Iterator[dict[str, Running]]:
-    """One engine of each version, which can do both, with blocks of a size of its own. One computes again what fails."""
+    """An engine of each version, which can do both, with blocks of a size of its own. One computes again what fails."""
     again = fleet.folder / "again.toml"
     again.write_text('[kv]\non_failure = "recompute"\n')
     made = {
