@@ -62,14 +62,16 @@ class Consumer:
     def load(self, order: Order) -> None:
         """Start loading. Never raises: what cannot start ends at once as failed.
 
-        So does an id that was loaded before: one incarnation claims an id once.
+        So does an id that was loaded before: one incarnation claims an id once. Where the cache is on a device, nothing
+        is written to the blocks before what the calling thread has put on its current stream there is done.
         """
         name = order.ticket.handoff
         if not self._ledger.begin(name, "consumer", "receiving"):
             reason = Reason("ticket_refused", "this handoff was claimed before", field="handoff", theirs=name)
             self._ended.append(Outcome(order, reason))
             return
-        load = Load(order, time.monotonic() + order.ticket.milliseconds / 1000)
+        deadline = time.monotonic() + order.ticket.milliseconds / 1000
+        load = Load(order, [group.as_of_now() for group in self._groups], deadline)
         with self._lock:
             self._loads[name] = load
             closed = self._closed
@@ -227,7 +229,7 @@ class Consumer:
                 if cancelled:
                     raise given_up()
                 shares = needs.take(held(channel.peer.groups, channel.peer.ranks[0]))
-                taken = tuple(filter(None, (self._take(order, channel, share, next(numbers)) for share in shares)))
+                taken = tuple(filter(None, (self._take(load, channel, share, next(numbers)) for share in shares)))
                 receiving = Receiving(
                     load,
                     address,
@@ -261,9 +263,9 @@ class Consumer:
         kept = self._channels.take(address)
         return kept or self._dial(address, min(load.deadline, time.monotonic() + DIAL_SECONDS)), kept is not None
 
-    def _take(self, order: Order, channel: ch.Channel, share: Share, number: int) -> Taken | None:
+    def _take(self, load: Load, channel: ch.Channel, share: Share, number: int) -> Taken | None:
         """None when none of the order's tokens is needed of it."""
-        group = self._groups[share.theirs]
+        order, group = load.order, load.groups[share.theirs]
         start, stop = group.wanted(order.start, order.stop)
         if start >= stop:
             return None

@@ -40,10 +40,11 @@ def given_up() -> Aborted:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One order while it is carried out. `writing` is held while blocks are written, and to set `over`: after that none
-    is. `channels` are those in use, guarded by `lock`."""
+    """One order while it is carried out, into `groups` as they were when it was given. `writing` is held while blocks
+    are written, and to set `over`: after that none is. `channels` are those in use, guarded by `lock`."""
 
     order: Order
+    groups: Sequence[Group]
     deadline: float
     lock: threading.Lock = field(default_factory=threading.Lock)
     channels: set[ch.Channel] = field(default_factory=set)

@@ -11,7 +11,8 @@
 | serve   | the channel's thread of one claim  | yes, until the deadline |
 
 Engine blocks are read only inside `fill` and `pump`, on the engine's own thread, so they can be freed, preempted or
-reused the moment `settled` is true, whatever the peer does.
+reused the moment `settled` is true, whatever the peer does. Where they are on a device, both wait for what the engine
+has put on its thread's current stream there, which must be what wrote the blocks or come after it.
 """
 
 from __future__ import annotations
@@ -181,8 +182,9 @@ class Producer:
             for index, group in enumerate(self._groups):
                 if not self._gather_group(offer, index, group):
                     return
-        except CastRefused as exc:
-            # A value of this prompt does not fit; the engine and its other requests are in order.
+        except (CastRefused, HandoffError) as exc:
+            # A value of this prompt does not fit, or its device has no memory left to copy through; the engine and its
+            # other requests are in order.
             log.warning("deeplink handoff %s ends: %s", offer.ticket.handoff, exc)
             self._offers.end(offer, "failed", exc.reason())
             return
