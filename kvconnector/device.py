@@ -20,6 +20,7 @@ The caller vouches that what writes the blocks, or still reads them, is there: o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -120,7 +121,7 @@ def _copy(
     try:
         with _ordered(device, after):
             if device.type in HOST:
-                _assign_all(caches, bound, runs, _on_host(wire_LSHTD), into)
+                relayout(caches, bound, runs, _on_host(wire_LSHTD), into)
             else:
                 # What the runs leave out of the wire is to stay as it is.
                 partial = into == "blocks" or sum(run.count * run.tokens for run in runs) < tokens
@@ -145,12 +146,13 @@ def _cross(caches: Sequence[Tensor], bound: Bound, runs: list[Run], host: Tensor
         if partial:
             scratch.copy_(wire)
         of_these = caches[first * bound.tensors : (first + step) * bound.tensors]
-        _assign_all(of_these, bound, runs, scratch, into)
+        relayout(of_these, bound, runs, scratch, into)
         if into == "wire":
             wire.copy_(scratch)
 
 
-def _assign_all(caches: Sequence[Tensor], bound: Bound, runs: list[Run], wire: Tensor, into: Into) -> None:
+def relayout(caches: Sequence[Tensor], bound: Bound, runs: list[Run], wire: Tensor, into: Into) -> None:
+    """Between blocks and a wire chunk that are both on the device, put on the current stream. Nothing is checked."""
     places = list(_places(runs, bound, wire.element_size(), wire.shape[3], wire.device))
     for layer, staged in enumerate(wire):
         for move, indices, first in places:
@@ -244,9 +246,12 @@ def _integer(size: int) -> Any:
 
 
 def _on_host(wire_LSHTD: Elements) -> Tensor:
-    """The same memory as a tensor of integers; a copy where it is read-only, which torch has no word for."""
+    """The same memory as a tensor of integers. torch has no word for memory that is read-only, as a peer lends it, so
+    the tensor does not say so; a scatter only reads it."""
     import torch
 
-    writable = wire_LSHTD if wire_LSHTD.flags.writeable else wire_LSHTD.copy()
-    flat = torch.frombuffer(writable.view("u1").reshape(-1), dtype=torch.uint8)
+    memory: Any = wire_LSHTD.view("u1").reshape(-1)
+    if not wire_LSHTD.flags.writeable:
+        memory = (ctypes.c_char * wire_LSHTD.nbytes).from_address(wire_LSHTD.__array_interface__["data"][0])
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
     return flat.view(_integer(wire_LSHTD.itemsize)).view(wire_LSHTD.shape)

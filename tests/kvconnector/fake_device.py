@@ -72,16 +72,16 @@ class Streams:
 def installed() -> Iterator[Streams]:
     """While this is entered, torch's CPU tensors are taken for those of a device with streams."""
     streams = Streams()
-    assign, host, runtime = device._assign_all, device.HOST, device.runtime
+    assign, host, runtime = device.relayout, device.HOST, device.runtime
 
     def in_order(*arguments: Any) -> None:
         streams.current_stream().synchronize()
         assign(*arguments)
 
-    device._assign_all, device.HOST, device.runtime = in_order, (), lambda _: streams
+    device.relayout, device.HOST, device.runtime = in_order, (), lambda _: streams
     device._side.cache_clear()
     try:
         yield streams
     finally:
-        device._assign_all, device.HOST, device.runtime = assign, host, runtime
+        device.relayout, device.HOST, device.runtime = assign, host, runtime
         device._side.cache_clear()
