@@ -7,6 +7,7 @@ the blocks in the order belong to the consumer: the engine must neither free nor
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from deeplink.errors import DeeplinkError, HandoffError, LayoutError, Reason, Refused
 from deeplink.kvconnector import channel as ch
+from deeplink.kvconnector.digest import Sample
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import FINAL, Ledger
 from deeplink.kvconnector.landing import Load, Taken, given_up
@@ -38,8 +40,10 @@ class Consumer:
         dial: Dial,
         *,
         verify: bool,
+        every: int = 1,
         rank: int = 0,
     ) -> None:
+        """With `verify`, what arrives is digested, one tile of `every` so many, and compared with what was staged."""
         self._groups = groups
         self._staging = staging
         self._quarantine = Quarantine(staging)
@@ -47,6 +51,7 @@ class Consumer:
         self._transports = transports
         self._dial = dial
         self._verify = verify
+        self._every = every
         self._rank = rank
         self._channels: Pool[ch.Channel] = Pool()
         self._loads: dict[str, Load] = {}
@@ -71,7 +76,9 @@ class Consumer:
             self._ended.append(Outcome(order, reason))
             return
         deadline = time.monotonic() + order.ticket.milliseconds / 1000
-        load = Load(order, [group.as_of_now() for group in self._groups], deadline)
+        # Another offset each time, so that a tile that is always wrong is not always missed.
+        sample = Sample(self._every, secrets.randbelow(self._every))
+        load = Load(order, [group.as_of_now() for group in self._groups], deadline, sample)
         with self._lock:
             self._loads[name] = load
             closed = self._closed

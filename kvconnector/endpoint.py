@@ -39,14 +39,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests; with `tls` the
-    channel uses it, and peers must."""
+    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests, and `every` of how
+    many tiles one; with `tls` the channel uses it, and peers must."""
 
     host: str
     staging: int
     chunk: int
     verify: bool
     tls: Tls | None = None
+    every: int = 1
 
 
 class Endpoint:
@@ -99,6 +100,7 @@ class Endpoint:
             transports.running,
             self._dial,
             verify=settings.verify,
+            every=settings.every,
             rank=rank,
         )
         # The contract names the listener's address, so peers can come before it is there; they wait.

@@ -97,12 +97,13 @@ class Wire:
         if last is not None:
             yield last
 
-    def digests(self, chunk: Chunk, memory: memoryview) -> digest.Tiles:
-        """Those of the elements and then, if there are any, of the scales: ``[layer (of both), kv, head, tile]``."""
+    def digests(self, chunk: Chunk, memory: memoryview, sample: digest.Sample = digest.ALL) -> digest.Tiles:
+        """Those of the elements and then, if there are any, of the scales: ``[layer (of both), kv, head, tile]``; 0 for
+        a tile that is not in the sample."""
         planes = [(self.elements(memory, chunk.tokens), 0), (self.scales(memory, chunk.tokens), SCALES_AT)]
         return np.concatenate(
             [
-                digest.tiles(chunk, plane[first : first + count], layer + offset, self.heads[0])
+                digest.tiles(chunk, plane[first : first + count], layer + offset, self.heads[0], sample=sample)
                 for plane, offset in planes
                 if plane is not None
                 for first, layer, count in consecutive(self.layers)

@@ -234,6 +234,7 @@ def make_side(
     staging: int = 1 << 20,
     chunk: int = 64 << 10,
     verify: bool = True,
+    every: int = 1,
     secret: bytes = SECRET,
     epoch: str = "",
     others: Mapping[str, Transport] | None = None,
@@ -247,7 +248,7 @@ def make_side(
     def state(channel: str, transports: dict[str, str]) -> Contract:
         return make_contract(epoch, role, group, weights=weights, channel=channel, **transports)
 
-    settings = Settings("127.0.0.1", staging, chunk, verify)
+    settings = Settings("127.0.0.1", staging, chunk, verify, every=every)
     transport = Meddling("127.0.0.1", secret)
     transports = Transports({**(others or {}), "tcp": transport})
     return Side(
