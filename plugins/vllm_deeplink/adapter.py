@@ -1,4 +1,4 @@
-"""vLLM's cache tensors and model config, in kvconnector's terms. Tested with vLLM 0.32."""
+"""vLLM's cache tensors and model config, in kvconnector's terms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.negotiate import FULL, SLIDING
 from deeplink.kvconnector.tls import Tls
 from deeplink.registry import Registry
-from vllm_deeplink import layouts
+from vllm_deeplink import layouts, versions
 
 if TYPE_CHECKING:
     import torch
@@ -165,7 +165,7 @@ def _read_group(
 
 def _declared(vllm_config: VllmConfig, name: str) -> str:
     layer = attention_layer(vllm_config, name)
-    return layouts.declared(layer.get_attn_backend().get_name(), getattr(layer, "isa", ""))
+    return layouts.declared(layer.get_attn_backend().get_name(), versions.current().packing(layer))
 
 
 def attention_layer(vllm_config: VllmConfig, name: str) -> Any:

@@ -6,11 +6,15 @@
 | update_state_after_alloc               | engine core | .allocated          |
 | build_connector_meta                   | engine core | .step               |
 | request_finished(_all_groups)          | engine core | .finished           |
-| set_xfer_handshake_metadata            | engine core | the control endpoint|
+| bind_gpu_block_pool                    | engine core | the control endpoint|
+| set_xfer_handshake_metadata_pp_aware   | engine core | the control endpoint|
 | register_kv_caches                     | worker      | WorkerHalf.register |
 | start_load_kv                          | worker      | .start              |
 | wait_for_save                          | worker      | .save               |
-| get_transfer_results                   | worker      | .results            |
+| get_transfer_results, or before 0.30   | worker      | .results            |
+|   get_finished                         |             |                     |
+
+The last row is what the versions of vLLM have of their own: see `versions`.
 """
 
 from __future__ import annotations
@@ -23,15 +27,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
     SupportsHMA,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from deeplink import config, secret
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.control import Blocks, Control
-from vllm_deeplink import adapter
+from vllm_deeplink import adapter, versions
 from vllm_deeplink.orders import Orders, RankContract
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
@@ -49,19 +52,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.deeplink")
 
+VERSION = versions.current()
+"""Here, so that a vLLM whose interface differs is refused before it meets the class below."""
 
-class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
-    _cache_hit_source = CacheHitSource.P2P
+Reports: Any = VERSION.reports
 
+
+class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         adapter.check_supported(vllm_config, kv_cache_config)
+        VERSION.check_groups(len(kv_cache_config.kv_cache_groups))
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = config.load(extra.get("config"))
         self._secret = secret.load(self._settings.secret_file)
         self._control_port = int(extra.get("control_port", 0))
         self._control: Control | None = None
-        self._manager: KVCacheManager | None = None
+        self._pool: BlockPool | None = None
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -75,8 +82,8 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- engine core -----------------------------------------------------------------------------------------
 
-    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        self._manager = kv_cache_manager
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        self._pool = gpu_block_pool
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -111,8 +118,8 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.finished(request), None
 
     def _blocks(self) -> Blocks:
-        assert self._manager is not None
-        pool = self._manager.block_pool
+        pool = self._pool
+        assert pool is not None
         total = pool.num_gpu_blocks - 1  # block 0 is vLLM's null block, never given to a request
         return Blocks(total, total - pool.get_num_free_blocks())
 
@@ -133,10 +140,6 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         assert self._worker is not None
         self._worker.save(self._orders())
-
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        assert self._worker is not None
-        return self._worker.results(finished_req_ids)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: a request runs only after its whole load was reported."""

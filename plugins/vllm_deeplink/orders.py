@@ -1,4 +1,4 @@
-"""What the scheduler half tells the worker half, once per engine step."""
+"""What the scheduler half tells the worker half once per engine step, and what it hears back."""
 
 from __future__ import annotations
 
@@ -36,18 +36,24 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    """A request that cannot be loaded; the worker reports it failed, and keeps the reason for who asks."""
+    """A request that cannot be loaded; the worker reports it failed, and keeps the reason for who asks.
+
+    As with a load, the tokens from `start` on should have come into the blocks of `tables`.
+    """
 
     request: str
     handoff: str | None
     reason: Reason
+    start: int
+    tables: tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
 class Orders(KVConnectorMetadata):
     """Handoffs whose blocks are lost (preemption), prefills, loads, and what ended early.
 
-    The blocks of a load stay its request's until the worker reports the request received.
+    The blocks of a load stay its request's until the worker reports the request received. `saved`: the worker has done
+    what comes after the forward pass, which some versions of vLLM ask for twice.
     """
 
     lost: list[str] = field(default_factory=list)
@@ -57,6 +63,19 @@ class Orders(KVConnectorMetadata):
     denies: list[Deny] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     cancels: list[Order] = field(default_factory=list)
+    saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Requests by what has ended since the last step: sent, received, and those of the received whose load failed.
+
+    Beside a failed one is the first block, in the first cache group, that should have been loaded into.
+    """
+
+    sent: set[str]
+    received: set[str]
+    failed: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

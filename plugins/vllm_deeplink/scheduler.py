@@ -43,6 +43,7 @@ class _Consuming:
     order: Order | None
     denial: DeeplinkError | None
     handoff: str | None
+    computed: int = 0
     phase: Literal["new", "matched", "loading", "done"] = "new"
 
 
@@ -71,7 +72,7 @@ class SchedulerHalf:
             assert consuming.order is not None
             self._orders.loads.append(replace(consuming.order, request=""))
             return 0, False
-        consuming.phase = "matched"
+        consuming.phase, consuming.computed = "matched", computed
         # A request that is to be denied must have something to wait for, or vLLM would not park it.
         return max(missing, 1), True
 
@@ -81,12 +82,13 @@ class SchedulerHalf:
         if consuming is None or consuming.phase != "matched" or external == 0:
             return
         consuming.phase = "loading"
+        tables = tuple(map(tuple, blocks.get_block_ids()))
         if consuming.denial is not None:
-            self._orders.denies.append(Deny(request.request_id, consuming.handoff, consuming.denial.reason()))
+            deny = Deny(request.request_id, consuming.handoff, consuming.denial.reason(), consuming.computed, tables)
+            self._orders.denies.append(deny)
             return
         assert consuming.order is not None
         stop = request.num_prompt_tokens - 1
-        tables = tuple(map(tuple, blocks.get_block_ids()))
         consuming.order = replace(consuming.order, start=stop - external, stop=stop, tables=tables)
         self._orders.loads.append(consuming.order)
 
