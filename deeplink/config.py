@@ -117,7 +117,8 @@ class KVSection(_Strict):
     staging: Annotated[int, Field(gt=0, description="staging memory, bytes, per direction")] = 256 << 20
     chunk: Annotated[int, Field(gt=0, le=MAX_CHUNK, description="largest chunk of one push, bytes")] = 8 << 20
     digest: Annotated[
-        Literal["always", "off"], Field(description="verify a digest of every tile before it is loaded")
+        Literal["always", "sampled", "off"],
+        Field(description="of the decode engine: verify a digest of every tile, or of one in 8, before it is loaded"),
     ] = "always"
     on_failure: Annotated[
         Literal["fail", "recompute"],

@@ -69,11 +69,12 @@ def _check_tokens(offer: Offer, claim: ch.Claim, part: ch.Part, group: Group) ->
         )
     if group.spec.kind == STATE and claim.stop != offer.tokens:
         raise Refused(
-            f"the state after {offer.tokens} tokens is not the one after {claim.stop}",
+            f"the state after {offer.tokens} tokens is not the one after {claim.stop}, and cannot be made into it",
             field="tokens",
             ours=str(offer.tokens),
             theirs=str(claim.stop),
-            remedy="a model with a state is handed over with its whole prompt",
+            remedy=f"let the prefill engine hand over {claim.stop} tokens of this prompt, or the decode engine go on "
+            f"from {offer.tokens}; one that computes the last token itself needs the state before it",
         )
 
 

@@ -39,19 +39,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests; with `tls` the
-    channel uses it, and peers must."""
+    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests, and `every` of how
+    many tiles one; with `tls` the channel uses it, and peers must."""
 
     host: str
     staging: int
     chunk: int
     verify: bool
     tls: Tls | None = None
+    every: int = 1
 
 
 class Endpoint:
-    """Starts listening when it is made. `state` builds this rank's contract once the addresses are known; `rank` is
-    its place among the ranks of its engine, as a ticket counts them."""
+    """Starts listening when it is made. The caches of the groups are in host memory or on any device
+    (`deeplink.kvconnector.device_cache`); what is staged and received is always in host memory. `state` builds this
+    rank's contract once the addresses are known; `rank` is its place among the ranks of its engine, as a ticket counts
+    them."""
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class Endpoint:
             transports.running,
             self._dial,
             verify=settings.verify,
+            every=settings.every,
             rank=rank,
         )
         # The contract names the listener's address, so peers can come before it is there; they wait.

@@ -23,7 +23,7 @@ class Staged:
     chunk: Chunk
     piece: Piece
     claims: int = 0
-    digests: digest.Tiles | None = None
+    digests: tuple[digest.Sample, digest.Tiles] | None = None
     readers: int = 0
     free: bool = False
 

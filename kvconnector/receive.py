@@ -164,7 +164,15 @@ class Receiving:
         parts = tuple(taken.part() for taken in self.taken)
         address = self.transports[agreed.transport].address
         claim = ch.Claim(
-            order.ticket_text, self._claim, order.prompt, parts, agreed.transport, address, order.stop, self.verify
+            order.ticket_text,
+            self._claim,
+            order.prompt,
+            parts,
+            agreed.transport,
+            address,
+            order.stop,
+            self.verify,
+            self.load.sample,
         )
         self.channel.send(claim, self._deadline)
         answer = self.channel.receive(self._deadline)

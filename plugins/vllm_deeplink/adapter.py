@@ -60,8 +60,7 @@ def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
     """Refuse at start-up, by the name of the setting, what this release cannot hand over."""
     parallel = vllm_config.parallel_config
     for field, value in (
-        # Two workers of one CPU engine sometimes stall in a load until its deadline; until that is understood, refused.
-        ("tensor-parallel-size", parallel.tensor_parallel_size),
+        # On CPU, the only place where this could be tried, vLLM 0.32 itself ends at the first request with a pipeline.
         ("pipeline-parallel-size", parallel.pipeline_parallel_size),
         ("data-parallel-size", parallel.data_parallel_size),
         ("decode-context-parallel-size", parallel.decode_context_parallel_size),

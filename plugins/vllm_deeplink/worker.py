@@ -15,6 +15,7 @@ from deeplink.errors import ConfigError, TicketRefused
 from deeplink.kvconnector import compiled
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.cast import parse_consent
+from deeplink.kvconnector.digest import SAMPLED
 from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
@@ -63,11 +64,12 @@ class WorkerHalf:
         model = adapter.read_model(self._vllm_config)
         settings = self._config.kv
         casts = tuple(str(parse_consent(text)) for text in settings.casts)
-        verify, tls = settings.digest == "always", adapter.load_tls(settings)
+        tls = adapter.load_tls(settings)
+        every = SAMPLED if settings.digest == "sampled" else 1
         transfer = self._vllm_config.kv_transfer_config
         self._endpoint = Endpoint(
             groups,
-            Settings(settings.host, settings.staging, settings.chunk, verify, tls),
+            Settings(settings.host, settings.staging, settings.chunk, settings.digest != "off", tls, every),
             self._secret,
             transfer.engine_id,
             start(
@@ -75,7 +77,7 @@ class WorkerHalf:
                 settings.host,
                 self._secret,
                 settings.trust,
-                verify,
+                settings.digest == "always",
                 {"tcp": {"tls": tls, "streams": settings.streams}},
             ),
             lambda channel, transports: adapter.make_contract(
