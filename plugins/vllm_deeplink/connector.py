@@ -31,6 +31,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from deeplink import config, secret
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.control import Blocks, Control
+from deeplink.kvconnector.registration import Presence, Registration
 from vllm_deeplink import adapter
 from vllm_deeplink.orders import Orders, RankContract
 
@@ -60,7 +61,9 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = config.load(extra.get("config"))
         self._secret = secret.load(self._settings.secret_file)
         self._control_port = int(extra.get("control_port", 0))
+        self._register: dict[str, str] | None = extra.get("registration")
         self._control: Control | None = None
+        self._registration: Registration | None = None
         self._manager: KVCacheManager | None = None
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
@@ -84,9 +87,15 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         """All workers, by their places in the pipeline and the tensor-parallel group, have registered their cache:
         publish one contract for the engine."""
         contracts = [co.decode(rank.contract) for _, rank in sorted(metadata.items()) if isinstance(rank, RankContract)]
-        self._control = Control(co.merged(contracts), self._secret, self._blocks, adapter.load_tls(self._settings.kv))
-        port = self._control.start(self._settings.kv.host, self._control_port)
-        log.info("deeplink control endpoint on %s:%d", self._settings.kv.host, port)
+        contract, host = co.merged(contracts), self._settings.kv.host
+        self._control = Control(contract, self._secret, self._blocks, adapter.load_tls(self._settings.kv))
+        port = self._control.start(host, self._control_port)
+        log.info("deeplink control endpoint on %s:%d", host, port)
+        if (where := self._register) is not None:
+            control = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            presence = Presence(where["name"], where["url"], control, contract.epoch)
+            self._registration = Registration(where["router"], presence, self._secret)
+            self._registration.start()
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -147,6 +156,8 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to save per layer: a chunk is staged whole, after the forward pass."""
 
     def shutdown(self) -> None:
+        if self._registration is not None:
+            self._registration.close()
         if self._worker is not None:
             self._worker.close()
         if self._control is not None:

@@ -13,7 +13,7 @@ from deeplink import config, hookspecs, plugins
 from deeplink.cli import main
 from deeplink.errors import DeeplinkError
 from deeplink.kvconnector import compiled
-from vllm_deeplink import flags
+from vllm_deeplink import asked, platform
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -38,7 +38,7 @@ def _settings(model: type[BaseModel], prefix: str = "") -> set[str]:
 def test_every_setting_and_variable() -> None:
     named = _first_column("config.md")
     variables = {config.VARIABLE, plugins.ONLY, plugins.DISABLE, plugins.TRACE, compiled.VARIABLE}
-    variables |= {flags.PLATFORM, flags.ROLE, flags.PORT}
+    variables |= {platform.VARIABLE, asked.ROLE, asked.PORT, asked.ROUTER}
     assert {name for name in named if name.isupper() or "DEEPLINK_" in name} == variables
     settings = {name for name in named if not name.startswith(("-", "DEEPLINK_", "GET", "DELETE"))}
     assert settings == _settings(config.Config)
