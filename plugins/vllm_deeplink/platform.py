@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def asked(words: Sequence[str]) -> bool:
     """Whether deeplink is asked for, as far as that can be known before the command line is parsed."""
     if os.environ.get(VARIABLE) == NAME:
         return True
-    values = dict(zip(words, [*words[1:], ""], strict=True))
+    values = dict(pairwise(words))
     values |= {name: value for name, _, value in (word.partition("=") for word in words) if value}
     return values.get("--platform") == NAME or _in_file(values.get("--config"))
 

@@ -14,6 +14,7 @@ from fleet import Fleet
 PROGRAM = """
 import json, sys
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -24,18 +25,24 @@ if isinstance(given, list):
     args = EngineArgs.from_cli_args(parser.parse_args(given))
 else:
     args = EngineArgs(**given)
-config = args.create_engine_config().kv_transfer_config
+whole = args.create_engine_config()
+config = whole.kv_transfer_config
 print(json.dumps(None if config is None else {
     "connector": config.kv_connector,
     "role": config.kv_role,
     "on_failure": config.kv_load_failure_policy,
+    "additional": whole.additional_config,
+    "platform": type(current_platform).__qualname__,
+    "decorated": hasattr(current_platform, "_deeplink"),
     **config.kv_connector_extra_config,
 }))
 """
 
 
-def ask(fleet: Fleet, given: list[str] | dict[str, Any], **variables: str) -> Any:
-    env = {**os.environ, "PYTHONPATH": str(fleet.overlay), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+def ask(fleet: Fleet, given: list[str] | dict[str, Any], site: Path | None = None, **variables: str) -> Any:
+    """What comes of `given`, command line or arguments; the error output if nothing does. `site` has more packages."""
+    path = f"{fleet.overlay}:{site}" if site else str(fleet.overlay)
+    env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     command = [fleet.environment.folder / "bin" / "python", "-c", PROGRAM, json.dumps(given)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=200, env={**env, **variables}, cwd=fleet.folder
@@ -60,7 +67,31 @@ def test_flags(fleet: Fleet, settings: Path) -> None:
         "on_failure": "recompute",
         "config": str(settings),
         "control_port": 9000,
+        "registration": None,
+        "additional": {},
+        "platform": "CpuPlatform",
+        "decorated": True,
     }
+
+
+def test_a_file_of_vllms(fleet: Fleet, settings: Path) -> None:
+    """``vllm serve --config FILE``, and a router to register with."""
+    file = fleet.folder / "serve.yaml"
+    lines = [f"model: {fleet.model}", "platform: deeplink", "deeplink-role: decode", f"deeplink-config: {settings}"]
+    file.write_text("\n".join([*lines, "deeplink-router: http://10.0.0.9:8000/", "deeplink-control-port: 7000"]))
+    found = ask(fleet, ["--config", str(file)])
+    assert (found["role"], found["control_port"], found["on_failure"]) == ("kv_consumer", 7000, "recompute")
+    where = {"router": "http://10.0.0.9:8000", "url": "http://127.0.0.1:8000", "name": "127.0.0.1:8000"}
+    assert found["registration"] == where
+
+
+def test_a_table(fleet: Fleet, settings: Path) -> None:
+    """What ``LLM(...)`` passes on. The platform's own plugin does not see it."""
+    table = {"role": "prefill", "config": str(settings), "control-port": 7001}
+    found = ask(fleet, {"model": str(fleet.model), "additional_config": {"deeplink": table, "other": 1}})
+    assert (found["role"], found["control_port"], found["on_failure"]) == ("kv_producer", 7001, "recompute")
+    assert found["additional"] == {"other": 1}
+    assert found["decorated"]
 
 
 def test_environment(fleet: Fleet, settings: Path) -> None:
@@ -86,6 +117,7 @@ def test_without_it_nothing_changes(fleet: Fleet) -> None:
     [
         (["--deeplink-role", "prefill"], {}, "without --platform deeplink"),
         ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_ROLE": "prefil"}, "'prefil' is not a role"),
+        (["--deeplink-router", "router:8000", "--platform", "deeplink"], {}, "not a URL of scheme, host and port"),
         ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_CONTROL_PORT": "http"}, "DEEPLINK_CONTROL_PORT is not a port"),
         (["--platform", "deeplink", "--deeplink-config", "/nowhere.toml"], {}, "cannot read /nowhere.toml"),
     ],
