@@ -26,7 +26,7 @@ from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.producer import Producer
 from deeplink.kvconnector.staging import Staging
-from deeplink.kvconnector.tally import Half
+from deeplink.kvconnector.tally import Half, Tally
 from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport.base import LendingTransport
 from deeplink.kvconnector.transport.start import Transports
@@ -111,6 +111,10 @@ class Endpoint:
         self.consumer.close()
         self._listener.close()
         self.transports.close()
+
+    def tallies(self) -> tuple[Tally, ...]:
+        """What has ended at this rank since it was started."""
+        return self._ledger.tallies()
 
     def refuse(self, handoff: str, reason: Reason) -> None:
         """Keep the reason for a handoff this engine will not load, for whoever asks the control endpoint."""

@@ -11,6 +11,8 @@
 | start_load_kv                          | worker      | .start              |
 | wait_for_save                          | worker      | .save               |
 | get_transfer_results                   | worker      | .results            |
+| get_kv_connector_stats                 | both        | .stats              |
+| build_prom_metrics                     | API server  | stats               |
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.registration import Presence, Registration
 from vllm_deeplink import adapter
 from vllm_deeplink.orders import Orders, RankContract
+from vllm_deeplink.stats import DeepLinkPromMetrics, DeepLinkStats
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
     from vllm_deeplink.scheduler import SchedulerHalf
@@ -109,6 +113,10 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         return self._scheduler.step(scheduler_output)
 
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        assert self._scheduler is not None
+        self._scheduler.reported(connector_output)
+
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         return self._scheduler.finished(request), None
@@ -118,6 +126,27 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         return self._scheduler.finished(request), None
+
+    # -- metrics ---------------------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> DeepLinkStats | None:
+        half = self._scheduler or self._worker
+        assert half is not None
+        return half.stats()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DeepLinkStats:
+        return DeepLinkStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> DeepLinkPromMetrics:
+        return DeepLinkPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def _blocks(self) -> Blocks:
         assert self._manager is not None

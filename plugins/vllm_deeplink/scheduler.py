@@ -19,10 +19,12 @@ from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.prompt import prompt_digest
 from deeplink.kvconnector.ticket import Ticket
 from vllm_deeplink.orders import Deny, Fill, Open, Orders
+from vllm_deeplink.stats import DeepLinkStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 PARAMETER = "deeplink"
@@ -53,6 +55,8 @@ class SchedulerHalf:
         self._producing: dict[str, _Producing] = {}
         self._consuming: dict[str, _Consuming] = {}
         self._orders = Orders()
+        self._held: dict[str, int] = {}
+        self._told = 0
 
     def match(self, request: Request, computed: int) -> tuple[int, bool]:
         """How many tokens beyond the `computed` ones come from outside, and whether they come asynchronously.
@@ -81,6 +85,7 @@ class SchedulerHalf:
         if consuming is None or consuming.phase != "matched" or external == 0:
             return
         consuming.phase = "loading"
+        self._held[request.request_id] = sum(map(len, blocks.get_block_ids()))
         if consuming.denial is not None:
             self._orders.denies.append(Deny(request.request_id, consuming.handoff, consuming.denial.reason()))
             return
@@ -126,7 +131,21 @@ class SchedulerHalf:
             return False
         if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
             self._orders.aborts.append(producing.ticket.handoff)
+        self._held[request.request_id] = sum(map(len, producing.tables))
         return True
+
+    def reported(self, output: KVConnectorOutput) -> None:
+        """The workers have told what they are done with: vLLM frees those blocks, or runs their requests."""
+        for name in (output.finished_sending or set()) | (output.finished_recving or set()):
+            self._held.pop(name, None)
+
+    def stats(self) -> DeepLinkStats | None:
+        """How many blocks handoffs hold, if that has changed."""
+        held = sum(self._held.values())
+        if held == self._told:
+            return None
+        self._told = held
+        return DeepLinkStats.of(blocks=held)
 
     def _fill(self, name: str, producing: _Producing, computed: int, output: SchedulerOutput) -> None:
         if producing.filled:

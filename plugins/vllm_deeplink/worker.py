@@ -17,10 +17,12 @@ from deeplink.kvconnector import compiled
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.cast import parse_consent
 from deeplink.kvconnector.endpoint import Endpoint, Settings
+from deeplink.kvconnector.tally import Tally, since
 from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
 from vllm_deeplink import adapter, probe
 from vllm_deeplink.orders import Orders
+from vllm_deeplink.stats import DeepLinkStats
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,7 @@ class WorkerHalf:
         self._config = config
         self._secret = secret
         self._endpoint: Endpoint | None = None
+        self._tallies: tuple[Tally, ...] = ()
         # Request -> its handoff, or None when the handoff could not be opened and there is nothing to wait for.
         self._producing: dict[str, str | None] = {}
         self._leaving: dict[str, str | None] = {}
@@ -137,6 +140,14 @@ class WorkerHalf:
                 if reason is not None:
                     failed.add(name)
         return KVConnectorTransferResults(sent, received, failed)
+
+    def stats(self) -> DeepLinkStats | None:
+        """What has ended since the last step, if anything has."""
+        if self._endpoint is None:
+            return None
+        now = self._endpoint.tallies()
+        ended, self._tallies = since(self._tallies, now), now
+        return DeepLinkStats.of(ended) if ended else None
 
     def close(self) -> None:
         if self._endpoint is not None:

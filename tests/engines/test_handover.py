@@ -82,6 +82,37 @@ def test_the_openai_sdk_streams_a_chat(pair: Pair) -> None:
     quiet(pair.prefill, pair.decode)
 
 
+def test_vllms_own_metrics(pair: Pair) -> None:
+    """The same counts as the control endpoint's, in the engines' own /metrics."""
+
+    def counts() -> dict[str, float]:
+        ours, theirs = pair.prefill.metric, pair.decode.metric
+        return {
+            "drained": ours("vllm:deeplink_handoffs_total", 'side="producer",state="drained"'),
+            "sent": ours("vllm:deeplink_kv_bytes_total", 'side="producer"'),
+            "taking out": ours("vllm:deeplink_converting_seconds_total", 'side="producer"'),
+            "loaded": theirs("vllm:deeplink_handoffs_total", 'code="",engine="0",model_name="demo",side="consumer"'),
+            "received": theirs("vllm:deeplink_kv_bytes_total", 'side="consumer"'),
+            "putting in": theirs("vllm:deeplink_converting_seconds_total", 'side="consumer"'),
+        }
+
+    before = counts()
+    for seed in (61, 62, 63):  # the end of the last one the producer tells at its next step
+        assert http(pair.router + "/v1/completions", completion(prompt(300, seed=seed), 4)).status == 200
+    quiet(pair.prefill, pair.decode)
+    grown = {name: value - before[name] for name, value in counts().items()}
+    (group,) = pair.decode.contract.groups
+    token = len(group.layers) * group.heads * group.head_dim * 2 * 4
+    assert grown["loaded"] == 3
+    assert 2 <= grown["drained"] <= 4
+    assert grown["received"] == 3 * 299 * token
+    assert grown["sent"] >= 2 * 299 * token
+    assert 0 < grown["taking out"] < 10
+    assert 0 < grown["putting in"] < 10
+    assert pair.prefill.metric("vllm:deeplink_blocks_held") == 0
+    assert pair.decode.metric("vllm:deeplink_blocks_held") == 0
+
+
 def test_many_at_once(pair: Pair) -> None:
     bodies = [completion(prompt(40 + 37 * index, seed=100 + index), 16) for index in range(12)]
     with ThreadPoolExecutor(6) as pool:
