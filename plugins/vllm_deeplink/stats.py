@@ -28,7 +28,7 @@ _BY_SIDE: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
 )
 
 
-class DeepLinkStats(KVConnectorStats):  # type: ignore[misc]
+class DeepLinkStats(KVConnectorStats):
     """`data` is what crosses processes: tallies as builtins, and how many blocks handoffs hold where that has
     changed."""
 
@@ -45,7 +45,7 @@ class DeepLinkStats(KVConnectorStats):  # type: ignore[misc]
         return self.data.get(BLOCKS)
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: DeepLinkStats) -> DeepLinkStats:
         blocks = self.blocks if other.blocks is None else other.blocks
@@ -68,7 +68,7 @@ def tallies(data: dict[str, Any]) -> list[Tally]:
     return msgspec.convert(data.get(ENDED, []), list[Tally])
 
 
-class DeepLinkPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
+class DeepLinkPromMetrics(KVConnectorPromMetrics):
     """Counters named ``vllm:deeplink_…``, with vLLM's labels and those of docs/metrics.md."""
 
     def __init__(

@@ -159,6 +159,7 @@ class Fleet:
         self.config = folder / "engine.toml"
         self.config.write_text("")
         self.fault = folder / "fault"
+        (self.registry,) = engines.free_ports(1)
         self._processes: list[Process] = []
 
     def variant(self) -> Path:
@@ -211,11 +212,21 @@ class Fleet:
     def router(self, *running: Running, deadline: float = 30.0) -> str:
         """A router in front of these engines; its URL."""
         (port,) = engines.free_ports(1)
-        name = f"router-{port}"
-        file = self.folder / f"{name}.toml"
         lines = ["[router]", f"port = {port}", f"deadline = {deadline}"]
         for one in running:
             lines += ["[[engines]]", f'name = "{one.engine.name}"', f'url = "{one.url}"']
+        return self._router(port, lines)
+
+    def registry_router(self, key: str) -> str:
+        """The router that engines may register with, of operators with this key; its URL."""
+        keys = self.folder / "operators"
+        keys.write_text(key)
+        lines = ["[router]", f"port = {self.registry}", f'admin_keys_file = "{keys}"']
+        return self._router(self.registry, lines)
+
+    def _router(self, port: int, lines: list[str]) -> str:
+        name = f"router-{port}"
+        file = self.folder / f"{name}.toml"
         file.write_text("\n".join(lines))
         process = Process(
             name,

@@ -59,11 +59,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_it_offers_no_platform_but_explains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    vendor.install(tmp_path, "gone", None)
+    vendor.install(site, "gone", None)
     monkeypatch.setenv(platform.VARIABLE, "auto")
     assert platform_plugin() is None  # type: ignore[func-returns-value]
     assert not caplog.records
