@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import get_args
 
@@ -42,6 +43,12 @@ def test_every_setting_and_variable() -> None:
     assert {name for name in named if name.isupper() or "DEEPLINK_" in name} == variables
     settings = {name for name in named if not name.startswith(("-", "DEEPLINK_", "GET", "DELETE"))}
     assert settings == _settings(config.Config)
+
+
+def test_every_extra() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \|", (DOCS / "install.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert set(rows) == set(metadata("deeplink").get_all("Provides-Extra") or ())
 
 
 def test_every_hook() -> None:
