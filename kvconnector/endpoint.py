@@ -121,6 +121,11 @@ class Endpoint:
         if self._ledger.begin(handoff, "consumer", "receiving"):
             self._ledger.end(handoff, "failed", reason)
 
+    def withhold(self, handoff: str, reason: Reason) -> None:
+        """Keep the reason for a handoff this engine will not offer, for whoever claims it."""
+        if self._ledger.begin(handoff, "producer", "filling"):
+            self._ledger.end(handoff, "failed", reason)
+
     def _dial(self, address: str, deadline: float) -> ch.Channel:
         """As consumer: connect, exchange contracts, and go on only with an agreement."""
         channel = ch.Channel.connect(address, self._secret, deadline, self._tls)

@@ -43,14 +43,23 @@ class Deny:
     reason: Reason
 
 
+@dataclass(frozen=True, slots=True)
+class Withhold:
+    """A handoff that is not offered; the reason is for who comes to claim it."""
+
+    handoff: str
+    reason: Reason
+
+
 @dataclass(slots=True)
 class Orders(KVConnectorMetadata):
-    """Handoffs whose blocks are lost (preemption), prefills, loads, and what ended early.
+    """Handoffs whose blocks are lost (preemption) or that are not offered, prefills, loads, and what ended early.
 
     The blocks of a load stay its request's until the worker reports the request received.
     """
 
     lost: list[str] = field(default_factory=list)
+    withheld: list[Withhold] = field(default_factory=list)
     opens: list[Open] = field(default_factory=list)
     fills: list[Fill] = field(default_factory=list)
     loads: list[Order] = field(default_factory=list)

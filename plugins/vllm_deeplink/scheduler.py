@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from deeplink.errors import DeeplinkError, TicketRefused
+from deeplink.errors import DeeplinkError, Refused, TicketRefused
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.order import Order
-from deeplink.kvconnector.prompt import prompt_digest
 from deeplink.kvconnector.ticket import Ticket
-from vllm_deeplink.orders import Deny, Fill, Open, Orders
+from vllm_deeplink.identity import identity
+from vllm_deeplink.orders import Deny, Fill, Open, Orders, Withhold
 from vllm_deeplink.stats import DeepLinkStats
 
 if TYPE_CHECKING:
@@ -167,7 +167,12 @@ class SchedulerHalf:
             ticket = tickets.verify(parameters.get("ticket"), self._secret)
         except TicketRefused:
             return
-        self._producing[name] = _Producing(ticket, _identity(request), request.num_prompt_tokens)
+        try:
+            prompt = identity(request)
+        except Refused as exc:
+            self._orders.withheld.append(Withhold(ticket.handoff, exc.reason()))
+            return
+        self._producing[name] = _Producing(ticket, prompt, request.num_prompt_tokens)
 
     def _consuming_of(self, request: Request) -> _Consuming | None:
         name = request.request_id
@@ -182,10 +187,15 @@ class SchedulerHalf:
         except TicketRefused as exc:
             consuming = _Consuming(None, exc, None)
         else:
-            denial = None
+            denial: DeeplinkError | None = None
             if ticket.consumer != self._epoch:
                 denial = tickets.other_epoch(self._epoch, ticket.consumer)
-            order = Order(name, ticket, str(text), _identity(request), 0, 0, ())
+            prompt = b""
+            try:
+                prompt = identity(request)
+            except Refused as exc:
+                denial = denial or exc
+            order = Order(name, ticket, str(text), prompt, 0, 0, ())
             consuming = _Consuming(order, denial, ticket.handoff)
         self._consuming[name] = consuming
         return consuming
@@ -194,12 +204,3 @@ class SchedulerHalf:
 def _parameters(request: Request, side: str) -> dict[str, Any] | None:
     given = (request.kv_transfer_params or {}).get(PARAMETER)
     return given if isinstance(given, dict) and given.get("side") == side else None
-
-
-def _identity(request: Request) -> bytes:
-    """The prompt's tokens and whatever else vLLM keys its blocks by."""
-    extra = [f"salt={request.cache_salt}"] if request.cache_salt else []
-    if request.lora_request is not None:
-        extra.append(f"lora={request.lora_request.lora_name}")
-    extra += [f"media={feature.identifier}@{feature.mm_position.offset}" for feature in request.mm_features or ()]
-    return prompt_digest(request.prompt_token_ids or (), extra)

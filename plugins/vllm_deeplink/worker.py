@@ -105,6 +105,8 @@ class WorkerHalf:
         producer = self._running.producer
         for handoff in orders.lost:
             producer.lose(handoff)
+        for one in orders.withheld:
+            self._running.withhold(one.handoff, one.reason)
         for open_ in orders.opens:
             try:
                 producer.open(open_.ticket, open_.prompt, open_.tokens)

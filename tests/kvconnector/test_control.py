@@ -377,3 +377,15 @@ def test_what_is_sent_before_prefill_has_ended_is_counted_apart(pair: Pair, serv
     found = samples(ours)
     assert found["deeplink_kv_early_bytes_total{rank=0,side=producer}"] == 192 * 1536
     assert found["deeplink_kv_bytes_total{rank=0,side=producer}"] == TOKENS * 1536
+
+
+def test_what_is_withheld_is_told_to_who_comes_for_it(pair: Pair, serve: Serve) -> None:
+    ticket, text = pair.ticket(60)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))  # it may come before that is known
+    reason = Reason("contract_refused", "the adapter cannot be told from others", "lora")
+    pair.producer.endpoint.withhold(ticket.handoff, reason)
+    told = pair.outcome().reason
+    assert told is not None
+    assert (told.code, told.field) == ("contract_refused", "lora")
+    pair.quiet()
+    assert serve(pair.producer).json(f"/v1/handoffs/{ticket.handoff}")["reason"]["field"] == "lora"

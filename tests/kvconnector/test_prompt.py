@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.kvconnector.prompt import DIGEST_BYTES, prompt_digest
+from deeplink.errors import Refused
+from deeplink.kvconnector.prompt import DIGEST_BYTES, KEYS, check_same, identity, prompt_digest
 
 TOKENS = st.lists(st.integers(0, 1 << 31), max_size=20)
 EXTRA = st.lists(st.text(max_size=8), max_size=4)
@@ -49,3 +51,39 @@ def test_pinned() -> None:
 
 def test_a_client_may_choose_any_salt() -> None:
     assert prompt_digest([1], ["salt=\ud800"]) != prompt_digest([1], ["salt=\ud801"])
+
+
+# -- identities ----------------------------------------------------------------------------------------------
+
+GIVEN = st.dictionaries(st.sampled_from(list(KEYS)), st.text(max_size=3))
+
+
+@given(TOKENS, GIVEN, TOKENS, GIVEN)
+def test_an_identity_tells_what_differs(a: list[int], has: dict[str, str], b: list[int], other: dict[str, str]) -> None:
+    ours, theirs = identity(a, has), identity(b, other)
+    assert len(ours) <= 64  # what a claim may carry
+    differing = [name for name in KEYS if has.get(name) != other.get(name)]
+    if a == b and not differing:
+        check_same(ours, theirs)
+        return
+    with pytest.raises(Refused) as caught:
+        check_same(ours, theirs)
+    assert caught.value.field == ("prompt" if a != b else differing[0])
+    assert caught.value.ours != caught.value.theirs
+    assert caught.value.remedy
+
+
+@given(st.binary(max_size=64), st.binary(max_size=64))
+def test_whatever_a_peer_claims(ours: bytes, theirs: bytes) -> None:
+    if ours == theirs:
+        check_same(ours, theirs)
+        return
+    with pytest.raises(Refused):
+        check_same(ours, theirs)
+
+
+def test_identity_is_pinned() -> None:
+    assert (
+        identity([1, 2, 3], {"cache_salt": "x", "lora": ""}).hex()
+        == "4dfd4e51f6116414449b4f5e20e48f994adf4367f96e584fe4a6a0577479b2b40000000000000000"
+    )
