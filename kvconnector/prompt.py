@@ -48,10 +48,8 @@ def check_same(ours: bytes, theirs: bytes) -> None:
     if ours == theirs:
         return
     field, mine, other = TOKENS, ours, theirs
-    if (
-        len(ours) == len(theirs) == DIGEST_BYTES + KEY_BYTES * len(KEYS)
-        and ours[:DIGEST_BYTES] == theirs[:DIGEST_BYTES]
-    ):
+    whole = len(ours) == len(theirs) == DIGEST_BYTES + KEY_BYTES * len(KEYS)
+    if whole and ours[:DIGEST_BYTES] == theirs[:DIGEST_BYTES]:
         for place, name in enumerate(KEYS):
             start = DIGEST_BYTES + KEY_BYTES * place
             mine, other = (one[start : start + KEY_BYTES] for one in (ours, theirs))

@@ -83,7 +83,5 @@ def test_whatever_a_peer_claims(ours: bytes, theirs: bytes) -> None:
 
 
 def test_identity_is_pinned() -> None:
-    assert (
-        identity([1, 2, 3], {"cache_salt": "x", "lora": ""}).hex()
-        == "4dfd4e51f6116414449b4f5e20e48f994adf4367f96e584fe4a6a0577479b2b40000000000000000"
-    )
+    pinned = "4dfd4e51f6116414449b4f5e20e48f99", "4adf4367f96e584f", "e4a6a0577479b2b4", "0000000000000000"
+    assert identity([1, 2, 3], {"cache_salt": "x", "lora": ""}).hex() == "".join(pinned)
