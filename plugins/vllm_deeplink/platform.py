@@ -38,7 +38,7 @@ def explain() -> None:
     gets so far.
     """
     global _explaining
-    if _explaining or not asked(sys.argv):
+    if _explaining or vendors.wants_processor() or not asked(sys.argv):
         return
     _explaining = True  # the import of a vendor's class may ask for the platform again
     try:
@@ -73,12 +73,14 @@ def attach() -> None:
 
     Raises PluginError if a vendor's plugin is broken, if two want to serve, or if a chip is here and nothing serves it.
     """
-    serving = vendors.check(vendors.look())
+    # Whoever says the processor gets it from vLLM, which then looks at no plugin at all.
+    found = () if vendors.wants_processor() else vendors.look()
+    serving = vendors.check(found)
     from vllm.platforms import current_platform
 
     platform = type(current_platform)
     if serving is None and (current_platform.is_cpu() or current_platform.is_unspecified()):
-        _check_chips()
+        _check_chips(found)
     if current_platform.is_unspecified():
         raise PluginError(
             "vLLM found no platform to run on",
@@ -120,9 +122,9 @@ def _connector(vllm_config: VllmConfig) -> str:
     return "none" if transfer is None else str(transfer.kv_connector)
 
 
-def _check_chips() -> None:
+def _check_chips(found: Sequence[vendors.Platform]) -> None:
     from deeplink.chips.detect import detect
     from deeplink.plugins import load_plugins
 
     profiles = load_plugins().chips.items.values()
-    vendors.check_served(vendors.look(), detect(profiles), profiles)
+    vendors.check_served(found, detect(profiles), profiles)

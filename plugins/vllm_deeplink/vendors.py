@@ -51,6 +51,10 @@ class Platform:
         return missing is not None and (module == missing or module.startswith(f"{missing}."))
 
 
+def wants_processor() -> bool:
+    return os.environ.get(TARGET, "").lower() == "cpu"
+
+
 def look(points: Iterable[EntryPoint] | None = None) -> tuple[Platform, ...]:
     """All vendors' platform plugins in this environment, by name. Calls them, as vLLM itself does more than once."""
     text = os.environ.get(ALLOWED)
@@ -139,7 +143,7 @@ def check_served(found: Sequence[Platform], detected: Detected, profiles: Iterab
     Chips count whose device nodes are here: others were not given to this host or container. Whoever wants vLLM on the
     processor beside such a chip says so, with VLLM_TARGET_DEVICE=cpu.
     """
-    if os.environ.get(TARGET) == "cpu":
+    if wants_processor():
         return
     by_name = {profile.name: profile for profile in profiles}
     usable = [card for vendor in detected.found if vendor.nodes for card in vendor.cards]

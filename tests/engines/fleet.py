@@ -257,16 +257,21 @@ class Pair:
 
 def hand_over(prefill: Running, decode: Running, body: dict[str, Any], seconds: float = 60) -> tuple[Any, str]:
     """What a router does, without one: engines that can do both would each serve alone. The answer and the handoff."""
-    ours, theirs = prefill.contract, decode.contract
-    agreement = negotiate(ours, theirs)
-    assert isinstance(agreement, Agreement), agreement
-    name = tickets.new_handoff()
-    ticket = tickets.mint(tickets.issue(name, ours, theirs, agreement, int(seconds * 1000)), secret.load())
+    name, ticket = ticketed(prefill, decode, seconds)
     for running, side, changes in ((prefill, "produce", {"max_tokens": 1}), (decode, "consume", {})):
         parameters = {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}
         answer = http(running.url + "/v1/completions", {**body, **changes, **parameters}, seconds=seconds)
         assert answer.status == 200, answer.data
     return answer.json, name
+
+
+def ticketed(prefill: Running, decode: Running, seconds: float = 60) -> tuple[str, str]:
+    """A handoff's name and its ticket."""
+    ours, theirs = prefill.contract, decode.contract
+    agreement = negotiate(ours, theirs)
+    assert isinstance(agreement, Agreement), agreement
+    name = tickets.new_handoff()
+    return name, tickets.mint(tickets.issue(name, ours, theirs, agreement, int(seconds * 1000)), secret.load())
 
 
 def quiet(*running: Running, seconds: float = 2.0) -> None:

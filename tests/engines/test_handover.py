@@ -49,6 +49,20 @@ def test_only_missing_tokens_move(pair: Pair) -> None:
     quiet(pair.prefill, pair.decode)
 
 
+def test_salts_keep_caches_apart(pair: Pair) -> None:
+    """Of one prompt, each salt has its own KV on both engines, and is handed over on its own."""
+    body = completion(prompt(300, seed=33), 8)
+    loaded = []
+    for salt in ("one", "another", "one"):
+        before = pair.decode.loaded_tokens
+        answer = http(pair.router + "/v1/completions", {**body, "cache_salt": salt})
+        assert answer.headers["x-deeplink-path"] == "handoff"
+        assert token_ids(answer.json) == token_ids(pair.decode.alone(body))
+        loaded.append(pair.decode.loaded_tokens - before)
+    assert loaded == [299, 299, 299 - 256]
+    quiet(pair.prefill, pair.decode)
+
+
 def test_nothing_missing_lets_the_prefill_engine_go(pair: Pair) -> None:
     body = completion(prompt(257, seed=41), 8)
     http(pair.decode.url + "/v1/completions", body)

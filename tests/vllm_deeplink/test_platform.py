@@ -120,3 +120,14 @@ def test_a_platform_that_replaces_the_connector(put: str | None) -> None:
     assert (caught.value.ours, caught.value.theirs) == ("DeepLinkConnector", put or "none")
     assert "Vendor" in caught.value.message
     Vendor.check_and_update_config(config("Other"))  # which is none of ours to defend
+
+
+def test_whoever_wants_the_processor_is_told_nothing(
+    site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM then looks at no plugin, so none of them can be in its way."""
+    vendor.install(site, "gone", None)
+    monkeypatch.setenv(platform.VARIABLE, "deeplink")
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "CPU")
+    platform_plugin()
+    assert not caplog.records
