@@ -12,12 +12,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from deeplink import config as configs
 from deeplink.errors import ConfigError
 from deeplink.kvconnector import registration
 from deeplink.kvconnector.registration import Presence, Registration
 from deeplink.router.app import make_app
+from deeplink.router.parts import REGISTERED
 from deeplink.router.serve import serving
 
 from .fake_engine import SECRET, FakeEngine, make_contract, running
@@ -38,11 +40,12 @@ class RouterAt:
         self.url = f"http://127.0.0.1:{self.port}"
 
     @asynccontextmanager
-    async def up(self, secret: bytes = SECRET) -> AsyncIterator[None]:
+    async def up(self, secret: bytes = SECRET) -> AsyncIterator[web.Application]:
         section = {"port": self.port, "poll": 60.0, "admin_keys_file": self._keys}
         config = configs.parse({"router": section}, "test")
-        async with serving(make_app(config, secret), config.router, shutdown=1.0):
-            yield
+        app = make_app(config, secret)
+        async with serving(app, config.router, shutdown=1.0):
+            yield app
 
     async def engines(self) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {KEY}"}
@@ -68,13 +71,15 @@ def at(tmp_path: Any) -> RouterAt:
     return RouterAt(tmp_path)
 
 
-def presence(engine: FakeEngine, seconds: float = 0.9) -> Presence:
+def presence(engine: FakeEngine, seconds: float = 6.0) -> Presence:
     return Presence("rack 1/e", engine.url, engine.control, engine.contract.epoch, seconds)
 
 
 @asynccontextmanager
-async def registered(at: RouterAt, engine: FakeEngine, secret: bytes = SECRET) -> AsyncIterator[Registration]:
-    made = Registration(at.url + "/", presence(engine), secret)
+async def registered(
+    at: RouterAt, engine: FakeEngine, secret: bytes = SECRET, seconds: float = 6.0
+) -> AsyncIterator[Registration]:
+    made = Registration(at.url + "/", presence(engine, seconds), secret)
     made.start()
     try:
         yield made
@@ -85,13 +90,14 @@ async def registered(at: RouterAt, engine: FakeEngine, secret: bytes = SECRET) -
 def test_it_comes_stays_and_goes(at: RouterAt) -> None:
     async def test() -> None:
         engine = FakeEngine("e", make_contract("both"))
-        async with running(engine), at.up():
-            async with registered(at, engine):
+        async with running(engine), at.up() as app:
+            async with registered(at, engine, seconds=1.5):
                 found = await at.has("rack 1/e")
                 assert (found["url"], found["control"]) == (engine.url, engine.control)
                 assert found["epoch"] == engine.contract.epoch
-                await asyncio.sleep(1.5)  # longer than one heartbeat holds
-                assert "rack 1/e" in await at.engines()
+                until_ = app[REGISTERED]._until
+                first = until_["rack 1/e"]
+                await until(lambda: until_.get("rack 1/e", 0.0) > first + 1.5)  # longer than one heartbeat holds
             assert await at.engines() == {}
 
     check(test)
@@ -106,7 +112,7 @@ def test_not_before_its_api_takes_connections(at: RouterAt) -> None:
             async with registered(at, engine):
                 await asyncio.sleep(0.5)
                 assert await at.engines() == {}
-                await engine._serve(aiohttp.web.Application(), url)
+                await engine._serve(web.Application(), url)
                 await at.has("rack 1/e")
 
     check(test)
@@ -123,7 +129,7 @@ def test_a_restarted_engine_has_a_new_epoch_at_once(at: RouterAt) -> None:
                 async with registered(at, engine):
 
                     async def renewed() -> None:
-                        while (await at.engines())["rack 1/e"]["epoch"] == before:
+                        while (await at.has("rack 1/e"))["epoch"] == before:
                             await asyncio.sleep(0.02)
 
                     await asyncio.wait_for(renewed(), 10)
@@ -141,7 +147,7 @@ def test_a_router_that_restarts(at: RouterAt, caplog: pytest.LogCaptureFixture) 
 
     async def test() -> None:
         engine = FakeEngine("e", make_contract("both"))
-        async with running(engine), registered(at, engine):
+        async with running(engine), registered(at, engine, seconds=0.9):
             await until(lambda: caplog.records)  # it is not there yet
             async with at.up():
                 await at.has("rack 1/e")
@@ -158,7 +164,8 @@ def test_a_router_that_restarts(at: RouterAt, caplog: pytest.LogCaptureFixture) 
 def test_another_secret(at: RouterAt, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         engine = FakeEngine("e", make_contract("both"))
-        async with running(engine), at.up(), registered(at, engine, b"some other secret, 32 bytes long"):
+        other = b"some other secret, 32 bytes long"
+        async with running(engine), at.up(), registered(at, engine, other, seconds=0.9):
             await until(lambda: caplog.records)
             await asyncio.sleep(1.0)  # several tries
             assert await at.engines() == {}
