@@ -4,69 +4,79 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from deeplink.errors import Refused
 
-DIGEST_BYTES = 16
-KEY_BYTES = 8
+TOKEN_BYTES, KEY_BYTES = 16, 8
 
+
+class _Key(NamedTuple):
+    """`field` is what a difference is called in a refusal."""
+
+    field: str
+    remedy: str
+
+
+TOKENS = _Key("prompt", "serve the same tokenizer and chat template on both engines")
 KEYS = {
-    "cache_salt": "send both engines the same cache_salt",
-    "lora": "load the same adapter on both engines",
-    "media": "use the same image processor and the same hash of media on both engines",
+    "salt": _Key("cache_salt", "send both engines the same cache_salt"),
+    "lora": _Key("lora", "load the same adapter on both engines"),
+    "media": _Key("media", "use the same image processor and the same hash of media on both engines"),
 }
-"""What an identity tells apart beside the tokens, in this order, and what to do about a difference."""
-TOKENS = "prompt"
+"""What has a name of its own beside the tokens."""
+OTHER = _Key("block keys", "hand over between engines that key their blocks alike")
+_PLACES = (TOKENS, *KEYS.values(), OTHER)
+DIGEST_BYTES = TOKEN_BYTES + KEY_BYTES * (len(KEYS) + 1)
 
 
 def prompt_digest(token_ids: Sequence[int], extra: Iterable[str] = ()) -> bytes:
-    """16 bytes that two engines share only for the same prompt.
+    """48 bytes that two engines share only for the same prompt: 16 of its tokens, and 8 of each of KEYS and of what is
+    none of them, so that a difference has a name.
 
-    `extra` holds image hashes, the LoRA name, the cache salt: everything but the tokens that changes the KV.
+    `extra` holds image hashes, the adapter, the cache salt: everything but the tokens that changes the KV, as
+    ``name=value``; several of one name in their order.
     """
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    digest = hashlib.blake2b(digest_size=TOKEN_BYTES)
     digest.update(len(token_ids).to_bytes(8, "little"))
     digest.update(array("q", token_ids).tobytes())
+    by_name: dict[str, list[str]] = {name: [] for name in (*KEYS, "")}
     for text in extra:
-        data = text.encode(errors="surrogatepass")  # a client chooses the salt; it need not be valid Unicode
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.digest()
-
-
-def identity(token_ids: Sequence[int], keys: Mapping[str, str]) -> bytes:
-    """The digest of the tokens, and a short one for each of KEYS, so that a difference has a name.
-
-    `keys` has those that the prompt has; an empty text is not the same as none.
-    """
-    return prompt_digest(token_ids) + b"".join(_short(keys.get(name)) for name in KEYS)
+        name = text.partition("=")[0]
+        by_name[name if name in KEYS else ""].append(text)
+    return digest.digest() + b"".join(map(_short, by_name.values()))
 
 
 def check_same(ours: bytes, theirs: bytes) -> None:
     """Raises Refused for two prompts that are not one, by the name of what differs."""
     if ours == theirs:
         return
-    field, mine, other = TOKENS, ours, theirs
-    whole = len(ours) == len(theirs) == DIGEST_BYTES + KEY_BYTES * len(KEYS)
-    if whole and ours[:DIGEST_BYTES] == theirs[:DIGEST_BYTES]:
-        for place, name in enumerate(KEYS):
-            start = DIGEST_BYTES + KEY_BYTES * place
-            mine, other = (one[start : start + KEY_BYTES] for one in (ours, theirs))
-            if mine != other:
-                field = name
-                break
+    key, mine, other = TOKENS, ours, theirs
+    if len(ours) == len(theirs) == DIGEST_BYTES:
+        pairs = zip(_PLACES, _parts(ours), _parts(theirs), strict=True)
+        key, mine, other = next(pair for pair in pairs if pair[1] != pair[2])
     raise Refused(
-        f"the two engines do not have the same {field}",
-        field=field,
+        f"the two engines do not have the same {key.field}",
+        field=key.field,
         ours=mine.hex(),
         theirs=other.hex(),
-        remedy=KEYS.get(field, "serve the same tokenizer and chat template on both engines"),
+        remedy=key.remedy,
     )
 
 
-def _short(text: str | None) -> bytes:
+def _short(texts: Sequence[str]) -> bytes:
     """Zeros for what the prompt does not have."""
-    if text is None:
+    if not texts:
         return bytes(KEY_BYTES)
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest()
+    digest = hashlib.blake2b(digest_size=KEY_BYTES)
+    for text in texts:
+        data = text.encode(errors="surrogatepass")  # a client chooses the salt; it need not be valid Unicode
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+def _parts(whole: bytes) -> list[bytes]:
+    starts = range(TOKEN_BYTES, DIGEST_BYTES, KEY_BYTES)
+    return [whole[:TOKEN_BYTES], *(whole[start : start + KEY_BYTES] for start in starts)]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.errors import ConfigError, Refused
-from deeplink.kvconnector import prompt, weights
+from deeplink.kvconnector import weights
+from deeplink.kvconnector.prompt import prompt_digest
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -29,17 +30,13 @@ def identity(request: Request) -> bytes:
             field="prompt_embeds",
             remedy="send it to one engine, past the router's handoffs",
         )
-    keys: dict[str, str] = {}
-    if request.cache_salt:
-        keys["cache_salt"] = request.cache_salt
+    extra = [f"salt={request.cache_salt}"] if request.cache_salt else []
     if request.lora_request is not None:
-        keys["lora"] = adapter(request.lora_request)
-    if request.mm_features:
-        keys["media"] = "\n".join(
-            f"{feature.identifier}@{feature.mm_position.offset}+{feature.mm_position.length}"
-            for feature in request.mm_features
-        )
-    return prompt.identity(request.prompt_token_ids or (), keys)
+        extra.append(f"lora={adapter(request.lora_request)}")
+    for feature in request.mm_features or ():
+        place = feature.mm_position
+        extra.append(f"media={feature.identifier}@{place.offset}+{place.length}")
+    return prompt_digest(request.prompt_token_ids or (), extra)
 
 
 def adapter(request: LoRARequest) -> str:
