@@ -81,7 +81,7 @@ def test_pinned() -> None:
         "0000000000000000",
         "53ee740ed9022b3a",
     )
-    assert prompt_digest([1, 2, 3], ["salt=x", "engine=y"]).hex() == tokens + "".join(keys)
+    assert prompt_digest([1, 2, 3], ["salt=x", "engine=y"]).hex() == "".join(pinned)
 
 
 def test_a_client_may_choose_any_salt() -> None:
