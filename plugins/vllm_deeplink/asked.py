@@ -6,7 +6,9 @@ import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from deeplink import config
 from deeplink.errors import ConfigError
@@ -106,17 +108,17 @@ def transfer_config(asked: Asked, api: str | None = None) -> KVTransferConfig:
         kv_connector_extra_config={
             "config": asked.config,
             "control_port": asked.control_port or 0,
-            "registration": _registration(asked, settings, api),
+            "registration": registration(asked, settings, api),
         },
     )
 
 
-def _registration(asked: Asked, settings: config.Config, api: str | None) -> dict[str, str] | None:
-    """Where to register, and as what; None for nowhere."""
+def registration(asked: Asked, settings: config.Config, api: str | None) -> dict[str, str] | None:
+    """Where to register, and as what; None for nowhere. Raises ConfigError for what no router could use."""
     section = settings.registration
-    router = asked.router or section.router
-    if not router:
+    if not (asked.router or section.router):
         return None
+    router = check_url(asked.router or section.router)
     url = section.url or api
     if not url:
         raise ConfigError(
@@ -124,7 +126,26 @@ def _registration(asked: Asked, settings: config.Config, api: str | None) -> dic
             field="registration.url",
             remedy="serve the engine on a port, or set registration.url in deeplink.toml",
         )
-    return {"router": check_url(router), "url": url, "name": section.name or name_of(url)}
+    if not is_loopback(router):
+        for field, address in (("kv.host", settings.kv.host), ("registration.url", url)):
+            if is_loopback(address):
+                raise ConfigError(
+                    f"the router {router} is to reach this engine at {address}, which is that host itself",
+                    field=field,
+                    ours=address,
+                    remedy=f"set {field} in deeplink.toml to an address of this host; for a router on this host, "
+                    "name it as 127.0.0.1",
+                )
+    return {"router": router, "url": url, "name": section.name or name_of(url)}
+
+
+def is_loopback(address: str) -> bool:
+    """Of a host, or of a URL's. Names are not looked up, but for the one that always means it."""
+    host = urlsplit(address).hostname if "://" in address else address
+    try:
+        return ip_address(host or "").is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def api_url(args: argparse.Namespace, file: str | None) -> str | None:

@@ -108,10 +108,10 @@ def test_a_file_of_vllms(fleet: Fleet, settings: Path) -> None:
     """``vllm serve --config FILE``, and a router to register with."""
     file = fleet.folder / "serve.yaml"
     lines = [f"model: {fleet.model}", "platform: deeplink", "deeplink-role: decode", f"deeplink-config: {settings}"]
-    file.write_text("\n".join([*lines, "deeplink-router: http://10.0.0.9:8000/", "deeplink-control-port: 7000"]))
+    file.write_text("\n".join([*lines, "deeplink-router: http://127.0.0.1:9999/", "deeplink-control-port: 7000"]))
     found = ask(fleet, ["--config", str(file)])
     assert (found["role"], found["control_port"], found["on_failure"]) == ("kv_consumer", 7000, "recompute")
-    where = {"router": "http://10.0.0.9:8000", "url": "http://127.0.0.1:8000", "name": "127.0.0.1:8000"}
+    where = {"router": "http://127.0.0.1:9999", "url": "http://127.0.0.1:8000", "name": "127.0.0.1:8000"}
     assert found["registration"] == where
 
 

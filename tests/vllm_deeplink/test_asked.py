@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deeplink import config
 from deeplink.errors import ConfigError
 from vllm_deeplink import asked
 from vllm_deeplink.asked import Asked
@@ -91,3 +92,37 @@ def test_where_the_api_is(args: dict[str, Any], url: str | None, tmp_path: Path)
     file = tmp_path / "deeplink.toml"
     file.write_text('[kv]\nhost = "10.0.0.7"\n')
     assert asked.api_url(argparse.Namespace(**args), str(file)) == url
+
+
+def registers(router: str | None, api: str | None, **sections: dict[str, str]) -> dict[str, str] | None:
+    return asked.registration(Asked(router=router), config.parse(dict(sections), "test"), api)
+
+
+HERE, THERE = "http://127.0.0.1:8000", "http://10.0.0.9:8000"
+
+
+def test_what_a_router_is_told() -> None:
+    assert registers(None, HERE) is None
+    assert registers(HERE + "/", HERE) == {"router": HERE, "url": HERE, "name": "127.0.0.1:8000"}
+    more = {"router": THERE, "name": "a", "url": "https://a.example"}
+    assert registers(None, None, registration=more, kv={"host": "10.0.0.1"}) == more
+    assert registers(HERE, None, registration=more) == {**more, "router": HERE}
+
+
+@pytest.mark.parametrize(
+    ("router", "api", "sections", "field"),
+    [
+        (HERE, None, {}, "registration.url"),
+        ("10.0.0.9:8000", HERE, {}, "deeplink-router"),
+        (THERE, HERE, {}, "kv.host"),
+        (THERE, "http://10.0.0.1:8000", {}, "kv.host"),
+        (THERE, HERE, {"kv": {"host": "10.0.0.1"}}, "registration.url"),
+        (THERE, "http://localhost:8000", {"kv": {"host": "10.0.0.1"}}, "registration.url"),
+        ("http://router", "http://[::1]:8000", {"kv": {"host": "fd00::1"}}, "registration.url"),
+    ],
+)
+def test_what_no_router_could_use(router: str, api: str | None, sections: dict[str, Any], field: str) -> None:
+    """The default is this host alone, which another host would take for itself."""
+    with pytest.raises(ConfigError) as caught:
+        registers(router, api, **sections)
+    assert caught.value.field == field
