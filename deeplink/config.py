@@ -136,10 +136,23 @@ class KVSection(_Strict):
     ] = "peers"
 
 
+class RegistrationSection(_Strict):
+    """How an engine tells a router that it is there. Without a router it does not."""
+
+    router: Annotated[str, Field(pattern=r"^(https?://[^/\s]+/?)?$", description="the router's URL")] = ""
+    name: Annotated[
+        str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", description="what this engine is called; default: its address")
+    ] = ""
+    url: Annotated[
+        str, Field(pattern=r"^(https?://[^/\s]+)?$", description="where the router reaches this engine's API")
+    ] = ""
+
+
 class Config(_Strict):
     secret_file: Path | None = None
     router: RouterSection = RouterSection()
     kv: KVSection = KVSection()
+    registration: RegistrationSection = RegistrationSection()
     engines: tuple[EngineEntry, ...] = ()
 
     @model_validator(mode="after")

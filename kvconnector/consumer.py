@@ -168,6 +168,7 @@ class Consumer:
             kv_bytes=load.moved,
             digest=load.total if self._verify else None,
             resumed=load.resumed,
+            converting=load.converting,
         )
         self._ended.append(Outcome(load.order, reason))
 

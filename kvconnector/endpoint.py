@@ -26,7 +26,7 @@ from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.producer import Producer
 from deeplink.kvconnector.staging import Staging
-from deeplink.kvconnector.tally import Half
+from deeplink.kvconnector.tally import Half, Tally
 from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport.base import LendingTransport
 from deeplink.kvconnector.transport.start import Transports
@@ -116,9 +116,18 @@ class Endpoint:
         self._listener.close()
         self.transports.close()
 
+    def tallies(self) -> tuple[Tally, ...]:
+        """What has ended at this rank since it was started."""
+        return self._ledger.tallies()
+
     def refuse(self, handoff: str, reason: Reason) -> None:
         """Keep the reason for a handoff this engine will not load, for whoever asks the control endpoint."""
         if self._ledger.begin(handoff, "consumer", "receiving"):
+            self._ledger.end(handoff, "failed", reason)
+
+    def withhold(self, handoff: str, reason: Reason) -> None:
+        """Keep the reason for a handoff this engine will not offer, for whoever claims it."""
+        if self._ledger.begin(handoff, "producer", "filling"):
             self._ledger.end(handoff, "failed", reason)
 
     def _dial(self, address: str, deadline: float) -> ch.Channel:

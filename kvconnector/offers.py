@@ -197,6 +197,8 @@ class Offers:
                 kv_bytes=sum(taking.moved for taking in takings),
                 digest=_digest(takings),
                 resumed=sum(taking.resumed for taking in takings),
+                converting=offer.converting,
+                early=sum(taking.early for taking in takings),
             )
             self.changed.notify_all()
         for link in links:

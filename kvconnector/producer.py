@@ -218,11 +218,12 @@ class Producer:
             piece = self._staging.try_allocate(form.length(chunk.tokens))
             if piece is None:
                 return False
-            staged = False
+            staged, began = False, time.perf_counter()
             try:
                 group.stage(offer.tables[index], chunk, self._staging.view(piece), form.dtype)
                 staged = True
             finally:
+                offer.converting += time.perf_counter() - began
                 if not staged:
                     self._staging.release(piece)
             if not self._offers.stage(offer, Staged(index, chunk, piece)):

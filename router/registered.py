@@ -41,6 +41,7 @@ class Registered:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._until: dict[str, float] = {}
+        self._epochs: dict[str, str] = {}
 
     async def heard(self, beat: Heartbeat) -> None:
         """Raises InvalidRequest if the name is someone else's."""
@@ -55,15 +56,18 @@ class Registered:
         if beat.name not in known:
             log.info("engine %s has registered at %s", beat.name, beat.url)
         self._until[beat.name] = time.monotonic() + beat.seconds
+        self._epochs[beat.name] = beat.epoch
         self._fleet.put(beat.entry)
         engine = known.get(beat.name)
         if engine is None or engine.down or engine.contract is None or engine.contract.epoch != beat.epoch:
             await self._fleet.look((beat.name,))
 
-    def leave(self, name: str) -> bool:
-        """The engine says that it goes. False if it had not registered."""
-        if self._until.pop(name, None) is None:
+    def leave(self, name: str, epoch: str | None = None) -> bool:
+        """The engine says that it goes. False if it had not registered, or if another of its incarnations than `epoch`
+        has registered meanwhile."""
+        if name not in self._until or epoch not in (None, self._epochs[name]):
             return False
+        del self._until[name], self._epochs[name]
         self._fleet.remove(name)
         log.info("engine %s has left", name)
         return True
