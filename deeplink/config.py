@@ -42,8 +42,20 @@ class EngineEntry(_Strict):
         description=f"the engine's control endpoint; default: same host, port + {CONTROL_OFFSET}",
     )
     kind: Annotated[
-        Literal["deeplink", "plain"], Field(description="plain: any OpenAI endpoint; it does all of a request itself")
+        str,
+        Field(pattern=r"^[a-z0-9-]+$", description="deeplink, plain (serves alone), or one that a plugin has"),
     ] = "deeplink"
+    role: Annotated[
+        Literal["prefill", "decode", "both", ""], Field(description="of kinds that do not say it themselves")
+    ] = ""
+    settings: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(min_length=1, max_length=256)]],
+        Field(max_length=64, description="of kinds without a contract: what must be equal for two to hand over"),
+    ] = {}
+    bootstrap: Annotated[
+        str, Field(pattern=r"^([^/\s@]+:\d{1,5})?$", description="host:port where a prefill engine's kind is looked up")
+    ] = ""
+    rank: Annotated[int | None, Field(ge=0, le=65535, description="which data-parallel rank behind the URL")] = None
     weight: Annotated[float, Field(gt=0, description="its share of the work, relative to the others'")] = 1.0
 
     @field_validator("url", "control")

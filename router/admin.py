@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from deeplink.config import EngineEntry
 from deeplink.errors import InvalidRequest
-from deeplink.router.choice import Engine
+from deeplink.router.engine import DEEPLINK, PLAIN, Engine
 from deeplink.router.parts import ADMISSION, FLEET, METRICS, REGISTERED
 from deeplink.router.registered import Heartbeat
 
@@ -101,7 +101,13 @@ async def _given(request: web.Request, kind: type[Entry]) -> Entry:
         given = await asyncio.wait_for(request.json(), BODY_SECONDS)
         if not isinstance(given, dict) or given.setdefault("name", name) != name:
             raise InvalidRequest("the body is not an engine of that name")
-        return kind.model_validate(given)
+        entry = kind.model_validate(given)
+        known = (DEEPLINK, PLAIN, *request.app[FLEET].kinds.items)
+        if entry.kind not in known:
+            raise InvalidRequest(
+                "no plugin has engines of that kind", field="kind", theirs=entry.kind, ours=", ".join(known)
+            )
+        return entry
     except asyncio.TimeoutError as exc:
         raise InvalidRequest(f"the request body did not arrive within {BODY_SECONDS:g} s") from exc
     except ValidationError as exc:
@@ -130,7 +136,7 @@ def _state(request: web.Request, engine: Engine) -> dict[str, Any]:
         "weight": engine.weight,
         "up": not engine.down,
         "why": engine.down,
-        "kind": "plain" if engine.plain else "deeplink",
+        "kind": engine.kind,
         "role": engine.role or None,
         "chip": contract.chip if contract else None,
         "epoch": contract.epoch if contract else None,

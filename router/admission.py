@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from deeplink.config import RouterSection
 from deeplink.errors import DeeplinkError, Overloaded
 from deeplink.registry import Registry
 from deeplink.router import prefix
 from deeplink.router.breaker import Breaker
-from deeplink.router.choice import Engine, Pair, Plain, Shut, choose, readers
+from deeplink.router.choice import Pair, Plain, Shut, choose, readers
+from deeplink.router.engine import Engine
 from deeplink.router.fleet import Fleet
 from deeplink.router.load import Hold, Load
 from deeplink.router.policy import Policy, Snapshot, View, Work
@@ -26,13 +28,15 @@ from deeplink.router.queue import Queue
 @dataclass(frozen=True, slots=True)
 class Need:
     """What of a request matters to the choice. `tokens`, of the prompt, and `output` are estimates; `chain` are the
-    hashes of the prompt (`prefix.hashes`), empty where no policy reads prompts."""
+    hashes of the prompt (`prefix.hashes`), empty where no policy reads prompts. `barred` are the kinds of engines that
+    could not hand it over, each with the field that says why."""
 
     handoff: bool
     tokens: int = 0
     output: int = 0
     session: str = ""
     chain: tuple[int, ...] = ()
+    barred: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Admission:
@@ -154,6 +158,7 @@ class Admission:
             pick=lambda work, engines: self._pick(need, work, engines),
             shut=self.shut(),
             avoid=avoid,
+            barred=need.barred,
         )
 
     def _pick(self, need: Need, work: Work, engines: Sequence[Engine]) -> Engine:

@@ -21,12 +21,14 @@ from deeplink.router import body as bodies
 from deeplink.router.admission import Admission
 from deeplink.router.choice import Shut, choose
 from deeplink.router.control import Control
+from deeplink.router.engine import DEEPLINK, PLAIN
 from deeplink.router.exchange import GENERATING, Answer, Exchange
 from deeplink.router.fleet import PATIENCE_SECONDS, Fleet
 from deeplink.router.flow import Flow
 from deeplink.router.headers import Headers, to_client, to_engine
 from deeplink.router.keys import Keys
 from deeplink.router.keys import load as load_keys
+from deeplink.router.kinds import Kind
 from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
 from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, LISTED, METRICS, REGISTERED, UPSTREAM
@@ -61,10 +63,14 @@ def make_app(
         client_max_size=admin.MAX_BODY,
     )
     app[CONFIG] = config
-    policies = load_plugins().policies
+    plugins = load_plugins()
+    policies = plugins.policies
+    for entry in config.engines:
+        if entry.kind not in (DEEPLINK, PLAIN):
+            plugins.kinds.get(entry.kind)
     for name in (config.router.prefill_policy, config.router.decode_policy):
         policies.get(name)
-    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, policies, path, patience))
+    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, policies, plugins.kinds, path, patience))
     for generating in GENERATING:
         app.router.add_post(generating, _serve)
     app.router.add_get("/v1/models", _models)
@@ -82,16 +88,17 @@ async def _parts(
     config: Config,
     secret: bytes,
     policies: Registry[Policy],
+    kinds: Registry[Kind],
     path: Path | None,
     patience: float,
 ) -> AsyncIterator[None]:
     upstream, control = Upstream(), Control(secret)
     try:
-        async with Fleet(config, control, patience) as fleet:
+        async with Fleet(config, control, patience, kinds) as fleet:
             app[UPSTREAM], app[FLEET] = upstream, fleet
             admission = app[ADMISSION] = Admission(fleet, config.router, policies)
             app[METRICS] = Metrics(fleet, admission)
-            app[FLOW] = Flow(fleet, admission, upstream, secret, config.router)
+            app[FLOW] = Flow(fleet, admission, upstream, control, secret, config.router)
             listed = app[LISTED] = Listed(path, config, fleet)
             registered = app[REGISTERED] = Registered(fleet)
             tasks = [asyncio.create_task(listed.follow()), asyncio.create_task(registered.watch())]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from deeplink.errors import DeeplinkError
 from deeplink.router.body import Body
-from deeplink.router.choice import Engine
+from deeplink.router.engine import Engine
 from deeplink.router.headers import PREFIX, Headers
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")

@@ -32,7 +32,7 @@ class Heartbeat(EngineEntry):
 
     @property
     def entry(self) -> EngineEntry:
-        return EngineEntry(name=self.name, url=self.url, control=self.control, weight=self.weight, kind=self.kind)
+        return EngineEntry(**{name: getattr(self, name) for name in EngineEntry.model_fields})
 
 
 class Registered:
