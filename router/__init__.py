@@ -15,10 +15,13 @@ Flow, which calls make one request:
     exchange   one client request and its phase         flow       the order of calls, tries, and what is released
     stages     what an answer means, whose a fault is   call       asking one engine, relaying a stream
     retry      what may be tried again, and where not
+    kinds      how engines of one kind hand over: kind_deeplink, kind_vllm, kind_sglang, kind_lmdeploy
 
 Choice, which engine or which pair:
 
     choice     what may be chosen                       policy     what a policy is
+    engine     one engine as it is known                declared   whether two without contracts agree
+    said       reading what an engine says of itself
     policies   those that are built in                  admission  choosing now or after a wait
     load       what every engine has to do              prefix     what it probably holds
     breaker    leaving a failing engine alone           queue      waiting while all are full
@@ -26,5 +29,6 @@ Choice, which engine or which pair:
     registered engines that register themselves         parts      where the application keeps its parts
 
 Only `app`, `admin`, `parts` and `serve` know the HTTP server, only `upstream` and `control` the HTTP client. `choice`,
-`policies`, `prefix`, `breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
+`engine`, `declared`, `said`, `policies`, `prefix`, `breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse`, `usage`
+and `openai` do no IO.
 """
