@@ -20,6 +20,7 @@ else:
 VARIABLE = "DEEPLINK_CONFIG"
 CONTROL_OFFSET = 1000
 PATHS = ("/v1/*", "/v2/*", "/tokenize", "/detokenize", "/embeddings", "/rerank", "/score", "/classify", "/pooling")
+ZMQ = r"^(tcp://[^/\s]+:\d{1,5}|ipc://\S+)?$"
 MAX_CHUNK = 256 << 20
 """Bytes. A chunk is announced with 8 bytes of digest per 16 tokens of one head's K or V, all in one frame of the
 channel, which is at most 4 MiB. With 32 elements of 2 bytes per token, as small as heads are, the largest chunk has
@@ -56,6 +57,8 @@ class EngineEntry(_Strict):
         str, Field(pattern=r"^([^/\s@]+:\d{1,5})?$", description="host:port where a prefill engine's kind is looked up")
     ] = ""
     rank: Annotated[int | None, Field(ge=0, le=65535, description="which data-parallel rank behind the URL")] = None
+    events: Annotated[str, Field(pattern=ZMQ, description="where the engine publishes its cache events")] = ""
+    replay: Annotated[str, Field(pattern=ZMQ, description="where it can be asked for those that were missed")] = ""
     weight: Annotated[float, Field(gt=0, description="its share of the work, relative to the others'")] = 1.0
 
     @field_validator("url", "control")

@@ -21,7 +21,9 @@ Choice, which engine or which pair:
 
     choice     what may be chosen                       policy     what a policy is
     engine     one engine as it is known                declared   whether two without contracts agree
-    said       reading what an engine says of itself
+    said       reading what an engine says of itself    prompts    the tokens of a prompt
+    kv_events  what engines tell of their caches        kv_index   which holds what, as they tell it
+    kv_listen  hearing it                               kv_sequence  in which order, and what is missing
     policies   those that are built in                  admission  choosing now or after a wait
     load       what every engine has to do              prefix     what it probably holds
     breaker    leaving a failing engine alone           queue      waiting while all are full
@@ -29,6 +31,6 @@ Choice, which engine or which pair:
     registered engines that register themselves         parts      where the application keeps its parts
 
 Only `app`, `admin`, `parts` and `serve` know the HTTP server, only `upstream` and `control` the HTTP client. `choice`,
-`engine`, `declared`, `said`, `policies`, `prefix`, `breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse`, `usage`
-and `openai` do no IO.
+`engine`, `declared`, `said`, `policies`, `prefix`, `kv_events`, `kv_index`, `kv_sequence`, `breaker`, `load`, `retry`,
+`paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
 """

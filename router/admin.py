@@ -143,6 +143,7 @@ def _state(request: web.Request, engine: Engine) -> dict[str, Any]:
         "draining": name in admission.draining,
         "shut": shut.why if shut else "",
         "kv_use": round(request.app[FLEET].use(name), 4),
+        "cache": {"exact": not (why := admission.index.why(name)), "why": why} if engine.events else None,
         "requests": admission.load.requests[name],
         "tokens": {"prefill": admission.load.prefill[name], "decode": admission.load.decode[name]},
     }

@@ -29,6 +29,7 @@ from deeplink.router.headers import Headers, to_client, to_engine
 from deeplink.router.keys import Keys
 from deeplink.router.keys import load as load_keys
 from deeplink.router.kinds import Kind
+from deeplink.router.kv_listen import Listeners
 from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
 from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, LISTED, METRICS, REGISTERED, UPSTREAM
@@ -101,12 +102,21 @@ async def _parts(
             app[FLOW] = Flow(fleet, admission, upstream, control, secret, config.router)
             listed = app[LISTED] = Listed(path, config, fleet)
             registered = app[REGISTERED] = Registered(fleet)
+            listeners = Listeners(admission.index)
+
+            def changed() -> None:
+                admission.changed()
+                listeners.set(fleet.table.engines)
+
+            changed()
+            fleet.on_change = changed
             tasks = [asyncio.create_task(listed.follow()), asyncio.create_task(registered.watch())]
             try:
                 yield
             finally:
                 for task in tasks:
                     task.cancel()
+                await listeners.close()
     finally:
         await control.close()
         await upstream.close()

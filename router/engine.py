@@ -35,7 +35,8 @@ class Engine:
     """What is known about one engine now. `contract` is its last one, None if it never gave one; `down` says why it
     cannot be used, "" if it can. Engines of other kinds than deeplink have no contract: `said` is what they say,
     `declared_role` and `settings` what their operator does. A plain one does all of a request itself. `rank` is which
-    of the data-parallel ranks behind `url` this is; `bootstrap` where prefill engines of some kinds are looked up.
+    of the data-parallel ranks behind `url` this is; `bootstrap` where prefill engines of some kinds are looked up,
+    `events` and `replay` where it publishes what becomes of its cache.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Engine:
     bootstrap: str = ""
     rank: int | None = None
     said: Said | None = None
+    events: str = ""
+    replay: str = ""
 
     @property
     def plain(self) -> bool:

@@ -239,4 +239,6 @@ def _unseen(entry: EngineEntry) -> Engine:
         entry.settings,
         entry.bootstrap,
         entry.rank,
+        events=entry.events,
+        replay=entry.replay,
     )

@@ -33,6 +33,7 @@ from deeplink.router.fleet import Fleet
 from deeplink.router.kind_deeplink import DeeplinkHanding
 from deeplink.router.kinds import Handing, Part, Tools
 from deeplink.router.load import Hold
+from deeplink.router.prompts import Chains, Prompts
 from deeplink.router.stages import Handed, Stages
 from deeplink.router.upstream import Upstream
 
@@ -54,6 +55,7 @@ class Flow:
         self._admission = admission
         self._stages = Stages(fleet, admission, upstream, section.deadline)
         self._tools = Tools(fleet, upstream, control)
+        self._prompts = Prompts(control)
         self._secret = secret
         self._section = section
 
@@ -64,7 +66,7 @@ class Flow:
             yield await self._serve(exchange, stack)
 
     async def _serve(self, exchange: Exchange, stack: AsyncExitStack) -> Answer:
-        need = self._need(exchange)
+        need = self._need(exchange, await self._chains(exchange))
         # What some engine does not serve another may; that costs nothing to find out.
         exchange.tries = self._section.retries if exchange.generates else len(self._fleet.table.engines)
         choice = await self._admission.choose(need)
@@ -110,7 +112,19 @@ class Flow:
         exchange.tried += 1
         return other
 
-    def _need(self, exchange: Exchange) -> Need:
+    async def _chains(self, exchange: Exchange) -> Chains | None:
+        """The prompt as it is looked up in what engines hold."""
+        admission = self._admission
+        if not admission.reads_caches or not exchange.generates:
+            return None
+        table = self._fleet.table
+        able = [engine for engine in table.engines if engine.events and not engine.down]
+        asked = min(able, key=lambda engine: admission.load.requests[engine.name], default=None)
+        chains = await self._prompts.chains(exchange.body, asked, admission.index.sizes)
+        admission.guessed += chains is None
+        return chains
+
+    def _need(self, exchange: Exchange, chains: Chains | None) -> Need:
         body = exchange.body
         tokens = bodies.tokens(body)
         return Need(
@@ -119,6 +133,7 @@ class Flow:
             bodies.output(body) if exchange.generates else 0,
             exchange.session(self._section.session_header),
             prefix.hashes(bodies.text(body)) if self._admission.reads_prompts else (),
+            chains,
             self._barred(exchange),
         )
 

@@ -38,7 +38,7 @@ from deeplink.kvconnector.transport import answer
 from deeplink.kvconnector.transport.base import Transport
 from deeplink.kvconnector.transport.shm import ShmTransport
 from deeplink.kvconnector.transport.tcp import TcpTransport
-from deeplink.router import body, sse
+from deeplink.router import body, kv_events, kv_index, sse
 
 Target = Callable[[bytes], None]
 
@@ -204,6 +204,22 @@ def _no_ticket(fields: dict[str, object]) -> None:
     assert not (isinstance(extra, dict) and body.OURS & extra.keys())
 
 
+def cache_events(data: bytes) -> None:
+    """What an engine publishes of its cache: named as broken, or something the index can follow and forget."""
+    with contextlib.suppress(ProtocolError):
+        found = kv_events.decode(data)
+        index = kv_index.Index()
+        for name in ("a", "b"):
+            index.follow(name)
+            index.begin(name)
+            index.apply(name, found)
+        held = index.held(dict.fromkeys(index.sizes, (1, 2, 3)))
+        assert all(count >= 0 for count in held.values())
+        index.leave("a")
+        index.leave("b")
+        assert not index.held(dict.fromkeys(index.sizes, (1, 2, 3)))
+
+
 def events(data: bytes) -> None:
     """An engine's stream, cut where the first byte says: nothing is lost, changed or held back at the end."""
     step, stream = 1 + data[0] if data else 1, data[1:]
@@ -253,6 +269,7 @@ TARGETS: dict[str, Target] = {
         shm_parts,
         router_body,
         events,
+        cache_events,
         checkpoint,
         checkpoint_index,
     )
