@@ -6,6 +6,7 @@ Protocol, bytes in and bytes out:
     app        the HTTP endpoint                        control    calls to an engine's control endpoint
     admin      the operators' API                       headers    which headers pass
     paths      which paths pass                         keys       who may ask for what
+    page       the web page                             overview   what it shows; recent what ended lately
     openai     how errors look to clients               sse        where one event ends
     usage      which tokens of a handoff were cached
     body       what the engines are sent                metrics    what is counted, for Prometheus
@@ -30,7 +31,7 @@ Choice, which engine or which pair:
     fleet      what is known about every engine now     listed     engines of the file
     registered engines that register themselves         parts      where the application keeps its parts
 
-Only `app`, `admin`, `parts` and `serve` know the HTTP server, only `upstream` and `control` the HTTP client. `choice`,
-`engine`, `declared`, `said`, `policies`, `prefix`, `kv_events`, `kv_index`, `kv_sequence`, `breaker`, `load`, `retry`,
-`paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
+Only `app`, `admin`, `page`, `parts` and `serve` know the HTTP server, only `upstream` and `control` the HTTP client.
+`choice`, `engine`, `declared`, `said`, `policies`, `prefix`, `kv_events`, `kv_index`, `kv_sequence`, `breaker`, `load`,
+`retry`, `paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
 """

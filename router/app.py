@@ -16,7 +16,7 @@ from deeplink.config import Config
 from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError, Unauthorized
 from deeplink.plugins import load_plugins
 from deeplink.registry import Registry
-from deeplink.router import admin, openai
+from deeplink.router import admin, openai, page
 from deeplink.router import body as bodies
 from deeplink.router.admission import Admission
 from deeplink.router.choice import Shut, choose
@@ -32,9 +32,10 @@ from deeplink.router.kinds import Kind
 from deeplink.router.kv_listen import Listeners
 from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
-from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, LISTED, METRICS, REGISTERED, UPSTREAM
+from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, LISTED, METRICS, RECENT, REGISTERED, UPSTREAM
 from deeplink.router.paths import passes
 from deeplink.router.policy import Policy
+from deeplink.router.recent import Recent
 from deeplink.router.registered import Registered
 from deeplink.router.upstream import Lost, Upstream
 
@@ -77,6 +78,8 @@ def make_app(
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", admin.metrics)
+    page.add_routes(app)
+    app[RECENT] = Recent()
     admin.add_registration(app.router)
     if admin_keys is not None:
         admin.add_routes(app.router)
@@ -143,13 +146,16 @@ async def _pass(request: web.Request) -> web.StreamResponse:
 async def _answer(request: web.Request, body: bodies.Body) -> web.StreamResponse:
     began = time.monotonic()
     exchange = Exchange(request.path, request.path_qs, _headers(request), body, method=request.method)
-    metrics = request.app[METRICS]
+    metrics, recent = request.app[METRICS], request.app[RECENT]
+    recent.begun(exchange)
+    first = 0.0
     response: web.StreamResponse | None = None
     failure: DeeplinkError | None = None
     try:
         async with request.app[FLOW].serve(exchange) as answer:
             response = _response(answer, exchange)
-            metrics.first_byte(exchange, time.monotonic() - began)
+            first = time.monotonic() - began
+            metrics.first_byte(exchange, first)
             if not isinstance(answer.body, bytes):
                 await response.prepare(request)
                 async for chunk in answer.body:
@@ -159,9 +165,9 @@ async def _answer(request: web.Request, body: bodies.Body) -> web.StreamResponse
         failure = exc
         response = _failed(exc, exchange)
     except (asyncio.CancelledError, ConnectionResetError):
-        _note(metrics, exchange, "gone", None, began)
+        _note(metrics, recent, exchange, "gone", None, began, first)
         raise
-    _note(metrics, exchange, str(response.status), failure or exchange.error, began)
+    _note(metrics, recent, exchange, str(response.status), failure or exchange.error, began, first)
     return response
 
 
@@ -261,7 +267,7 @@ def _keys(inference: Keys | None, operators: Keys | None, engines: Keys) -> Midd
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         path = request.path
-        needed = None if path == "/health" else inference
+        needed = None if path == "/health" or path in page.PATHS else inference
         if path.startswith(admin.REGISTRATIONS):
             needed = engines
         elif path == "/metrics" or path.startswith(admin.ROOT + "/"):
@@ -289,12 +295,21 @@ def _failed(failure: DeeplinkError, exchange: Exchange | None) -> web.Response:
     return web.Response(status=failure.status, headers=headers, body=openai.body(failure))
 
 
-def _note(metrics: Metrics, exchange: Exchange, status: str, failure: DeeplinkError | None, began: float) -> None:
+def _note(
+    metrics: Metrics,
+    recent: Recent,
+    exchange: Exchange,
+    status: str,
+    failure: DeeplinkError | None,
+    began: float,
+    first: float,
+) -> None:
     """One line in the log and one request in the metrics. Nothing of what was asked or answered is in either:
     messages may quote."""
     seconds = time.monotonic() - began
     code = failure.code if failure else ""
     metrics.ended(exchange, status, code, seconds)
+    recent.ended(exchange, status, code, first, seconds)
     words = {
         "status": status,
         "phase": exchange.phase,

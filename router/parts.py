@@ -10,6 +10,7 @@ from deeplink.router.fleet import Fleet
 from deeplink.router.flow import Flow
 from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
+from deeplink.router.recent import Recent
 from deeplink.router.registered import Registered
 from deeplink.router.upstream import Upstream
 
@@ -19,5 +20,6 @@ ADMISSION = web.AppKey("admission", Admission)
 FLOW = web.AppKey("flow", Flow)
 LISTED = web.AppKey("listed", Listed)
 METRICS = web.AppKey("metrics", Metrics)
+RECENT = web.AppKey("recent", Recent)
 REGISTERED = web.AppKey("registered", Registered)
 UPSTREAM = web.AppKey("upstream", Upstream)
