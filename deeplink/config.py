@@ -117,6 +117,10 @@ class RouterSection(_Strict):
     deadline: Annotated[float, Field(gt=0, description="seconds from the choice to the KV being loaded")] = 120.0
     max_body: Annotated[int, Field(gt=0, description="largest request body, bytes")] = 32 << 20
     poll: Annotated[float, Field(gt=0, description="seconds between looks at each engine's contract")] = 1.0
+    tracing: Annotated[bool, Field(description="spans to OpenTelemetry, by its own environment variables")] = False
+    redis: Annotated[
+        str, Field(pattern=r"^((redis|rediss|unix)://\S+)?$", description="what several routers share is kept there")
+    ] = ""
 
 
 class TlsSection(_Strict):

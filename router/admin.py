@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from deeplink.config import EngineEntry
 from deeplink.errors import InvalidRequest
 from deeplink.router.engine import DEEPLINK, PLAIN, Engine
-from deeplink.router.parts import ADMISSION, FLEET, METRICS, REGISTERED
+from deeplink.router.parts import ADMISSION, FLEET, METRICS, REGISTERED, SHARED
 from deeplink.router.registered import Heartbeat
 
 Entry = TypeVar("Entry", bound=EngineEntry)
@@ -57,6 +57,7 @@ async def _put(request: web.Request) -> web.StreamResponse:
     """Adds the engine or says where it is now; looked at before this answers."""
     entry = await _given(request, EngineEntry)
     request.app[FLEET].put(entry)
+    request.app[SHARED].put(entry)
     await request.app[FLEET].look((entry.name,))
     return web.json_response(_state(request, _engine(request)))
 
@@ -65,6 +66,7 @@ async def _remove(request: web.Request) -> web.StreamResponse:
     """Requests that run at the engine go on."""
     engine = _engine(request)
     request.app[FLEET].remove(engine.name)
+    request.app[SHARED].remove(engine.name)
     return web.Response(status=204)
 
 
@@ -72,6 +74,7 @@ async def _drain(request: web.Request) -> web.StreamResponse:
     """No new requests from now on; the answer tells how many still run."""
     engine = _engine(request)
     request.app[ADMISSION].draining.add(engine.name)
+    request.app[SHARED].drain(engine.name, True)
     return web.json_response(_state(request, engine))
 
 
@@ -79,6 +82,7 @@ async def _undrain(request: web.Request) -> web.StreamResponse:
     engine = _engine(request)
     admission = request.app[ADMISSION]
     admission.draining.discard(engine.name)
+    request.app[SHARED].drain(engine.name, False)
     admission.queue.wake()
     return web.json_response(_state(request, engine))
 

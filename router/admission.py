@@ -118,7 +118,7 @@ class Admission:
                 found[name] = Shut("draining")
             elif breaker is not None and (why := breaker.shut(now)):
                 found[name] = Shut(why, doubted=True)
-            elif limit and self.load.requests[name] >= limit:
+            elif limit and self.load.all(name)[2] >= limit:
                 found[name] = Shut(f"{limit} requests run there, the limit", full=True)
             elif (use := self._fleet.use(name)) >= self._section.kv_limit:
                 found[name] = Shut(f"{use:.0%} of its KV memory is in use", full=True)
@@ -192,9 +192,7 @@ class Admission:
         exact = said is not None and not self.index.why(name)
         return View(
             name,
-            load.prefill[name],
-            load.decode[name],
-            load.requests[name],
+            *load.all(name),
             engine.weight,
             load.seconds.get(name, 0.0),
             said.get(name, 0) if said is not None and exact else self._prefixes.held(name, chain) if chain else 0,

@@ -32,11 +32,25 @@ from deeplink.router.kinds import Kind
 from deeplink.router.kv_listen import Listeners
 from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
-from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, LISTED, METRICS, RECENT, REGISTERED, UPSTREAM
+from deeplink.router.parts import (
+    ADMISSION,
+    CONFIG,
+    FLEET,
+    FLOW,
+    LISTED,
+    METRICS,
+    RECENT,
+    REGISTERED,
+    SHARED,
+    SPANS,
+    UPSTREAM,
+)
 from deeplink.router.paths import passes
 from deeplink.router.policy import Policy
 from deeplink.router.recent import Recent
 from deeplink.router.registered import Registered
+from deeplink.router.shared import Shared
+from deeplink.router.tracing import Spans
 from deeplink.router.upstream import Lost, Upstream
 
 UPLOAD_SECONDS = 60.0
@@ -65,6 +79,8 @@ def make_app(
         client_max_size=admin.MAX_BODY,
     )
     app[CONFIG] = config
+    if config.router.tracing:
+        app[SPANS] = Spans()
     plugins = load_plugins()
     policies = plugins.policies
     for entry in config.engines:
@@ -104,7 +120,8 @@ async def _parts(
             app[METRICS] = Metrics(fleet, admission)
             app[FLOW] = Flow(fleet, admission, upstream, control, secret, config.router)
             listed = app[LISTED] = Listed(path, config, fleet)
-            registered = app[REGISTERED] = Registered(fleet)
+            shared = app[SHARED] = Shared(config.router.redis, secret, fleet, admission)
+            registered = app[REGISTERED] = Registered(fleet, shared)
             listeners = Listeners(admission.index)
 
             def changed() -> None:
@@ -113,16 +130,19 @@ async def _parts(
 
             changed()
             fleet.on_change = changed
-            tasks = [asyncio.create_task(listed.follow()), asyncio.create_task(registered.watch())]
+            tasks = [asyncio.create_task(work) for work in (listed.follow(), registered.watch(), shared.run())]
             try:
                 yield
             finally:
                 for task in tasks:
                     task.cancel()
+                await asyncio.wait(tasks, timeout=2.0)
                 await listeners.close()
     finally:
         await control.close()
         await upstream.close()
+        if SPANS in app:
+            await asyncio.to_thread(app[SPANS].close)
 
 
 async def _serve(request: web.Request) -> web.StreamResponse:
@@ -146,6 +166,15 @@ async def _pass(request: web.Request) -> web.StreamResponse:
 async def _answer(request: web.Request, body: bodies.Body) -> web.StreamResponse:
     began = time.monotonic()
     exchange = Exchange(request.path, request.path_qs, _headers(request), body, method=request.method)
+    spans = request.app[CONFIG].router.tracing and request.app[SPANS]
+    if not spans:
+        return await _served(request, exchange, began)
+    with spans.request(exchange.method, exchange.path, exchange.headers) as trace:
+        exchange.trace = trace
+        return await _served(request, exchange, began)
+
+
+async def _served(request: web.Request, exchange: Exchange, began: float) -> web.StreamResponse:
     metrics, recent = request.app[METRICS], request.app[RECENT]
     recent.begun(exchange)
     first = 0.0
@@ -321,4 +350,6 @@ def _note(
         "field": failure.field if failure else "",
         "ms": f"{1000 * seconds:.0f}",
     }
+    if exchange.trace is not None:
+        exchange.trace.ended(status, words)
     log.info("%s", f"{exchange.path} " + " ".join(f"{name}={value}" for name, value in words.items() if value))

@@ -74,12 +74,29 @@ async def ask(
     Raises NotSent, or Lost also when the engine is given up. If it raises or is cancelled the call is
     dropped; with `fade` it is given what waits a little for an answer before it drops the call.
     """
-    replies: list[Reply] = []
     headers = [*exchange.headers, *part.headers]
+    if exchange.trace is None:
+        return await _asked(upstream, fleet, engine, exchange, part.body, headers, until, late, fade)
+    with exchange.trace.call(engine.name, exchange.phase, headers) as traced:
+        return await _asked(upstream, fleet, engine, exchange, part.body, traced, until, late, fade)
+
+
+async def _asked(
+    upstream: Upstream,
+    fleet: Fleet,
+    engine: Engine,
+    exchange: Exchange,
+    body: bytes,
+    headers: Headers,
+    until: float | None,
+    late: Callable[[], Awaitable[None]] | None,
+    fade: Callable[[Coroutine[Any, Any, None]], None] | None,
+) -> Opened:
+    replies: list[Reply] = []
     if rank := rank_header(engine):
         headers = [pair for pair in headers if pair[0].lower() != RANK] + rank
     url = engine.url + exchange.target
-    task = asyncio.create_task(_open(upstream, exchange.method, url, part.body, headers, replies))
+    task = asyncio.create_task(_open(upstream, exchange.method, url, body, headers, replies))
     task.add_done_callback(_seen)
     try:
         while not task.done():

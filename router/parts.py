@@ -12,6 +12,8 @@ from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
 from deeplink.router.recent import Recent
 from deeplink.router.registered import Registered
+from deeplink.router.shared import Shared
+from deeplink.router.tracing import Spans
 from deeplink.router.upstream import Upstream
 
 CONFIG = web.AppKey("config", Config)
@@ -22,4 +24,6 @@ LISTED = web.AppKey("listed", Listed)
 METRICS = web.AppKey("metrics", Metrics)
 RECENT = web.AppKey("recent", Recent)
 REGISTERED = web.AppKey("registered", Registered)
+SHARED = web.AppKey("shared", Shared)
+SPANS = web.AppKey("spans", Spans)
 UPSTREAM = web.AppKey("upstream", Upstream)
