@@ -20,6 +20,7 @@ else:
 VARIABLE = "DEEPLINK_CONFIG"
 CONTROL_OFFSET = 1000
 PATHS = ("/v1/*", "/v2/*", "/tokenize", "/detokenize", "/embeddings", "/rerank", "/score", "/classify", "/pooling")
+ZMQ = r"^(tcp://[^/\s]+:\d{1,5}|ipc://\S+)?$"
 MAX_CHUNK = 256 << 20
 """Bytes. A chunk is announced with 8 bytes of digest per 16 tokens of one head's K or V, all in one frame of the
 channel, which is at most 4 MiB. With 32 elements of 2 bytes per token, as small as heads are, the largest chunk has
@@ -42,8 +43,22 @@ class EngineEntry(_Strict):
         description=f"the engine's control endpoint; default: same host, port + {CONTROL_OFFSET}",
     )
     kind: Annotated[
-        Literal["deeplink", "plain"], Field(description="plain: any OpenAI endpoint; it does all of a request itself")
+        str,
+        Field(pattern=r"^[a-z0-9-]+$", description="deeplink, plain (serves alone), or one that a plugin has"),
     ] = "deeplink"
+    role: Annotated[
+        Literal["prefill", "decode", "both", ""], Field(description="of kinds that do not say it themselves")
+    ] = ""
+    settings: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(min_length=1, max_length=256)]],
+        Field(max_length=64, description="of kinds without a contract: what must be equal for two to hand over"),
+    ] = {}
+    bootstrap: Annotated[
+        str, Field(pattern=r"^([^/\s@]+:\d{1,5})?$", description="host:port where a prefill engine's kind is looked up")
+    ] = ""
+    rank: Annotated[int | None, Field(ge=0, le=65535, description="which data-parallel rank behind the URL")] = None
+    events: Annotated[str, Field(pattern=ZMQ, description="where the engine publishes its cache events")] = ""
+    replay: Annotated[str, Field(pattern=ZMQ, description="where it can be asked for those that were missed")] = ""
     weight: Annotated[float, Field(gt=0, description="its share of the work, relative to the others'")] = 1.0
 
     @field_validator("url", "control")
@@ -102,6 +117,10 @@ class RouterSection(_Strict):
     deadline: Annotated[float, Field(gt=0, description="seconds from the choice to the KV being loaded")] = 120.0
     max_body: Annotated[int, Field(gt=0, description="largest request body, bytes")] = 32 << 20
     poll: Annotated[float, Field(gt=0, description="seconds between looks at each engine's contract")] = 1.0
+    tracing: Annotated[bool, Field(description="spans to OpenTelemetry, by its own environment variables")] = False
+    redis: Annotated[
+        str, Field(pattern=r"^((redis|rediss|unix)://\S+)?$", description="what several routers share is kept there")
+    ] = ""
 
 
 class TlsSection(_Strict):

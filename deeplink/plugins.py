@@ -18,6 +18,7 @@ from deeplink.registry import Registry
 if TYPE_CHECKING:
     from deeplink.chips.profile import Profile
     from deeplink.kvconnector.transport.base import Transport
+    from deeplink.router.kinds import Kind
     from deeplink.router.policy import Policy
 
 GROUP = "deeplink"
@@ -38,6 +39,7 @@ class Plugins:
     layouts: Registry[str] = field(default_factory=lambda: Registry("layout"))
     chips: Registry[Profile] = field(default_factory=lambda: Registry("chip"))
     policies: Registry[Policy] = field(default_factory=lambda: Registry("policy"))
+    kinds: Registry[Kind] = field(default_factory=lambda: Registry("kind of engine"))
 
 
 def load_plugins(found: Iterable[EntryPoint] | None = None) -> Plugins:
@@ -69,6 +71,7 @@ def load_plugins(found: Iterable[EntryPoint] | None = None) -> Plugins:
     plugins.manager.hook.deeplink_register_layouts(register=plugins.layouts.register)
     plugins.manager.hook.deeplink_register_chips(register=plugins.chips.register)
     plugins.manager.hook.deeplink_register_policies(register=plugins.policies.register)
+    plugins.manager.hook.deeplink_register_kinds(register=plugins.kinds.register)
     return plugins
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from deeplink.errors import NoEngine, Overloaded, Refused
 from deeplink.kvconnector.negotiate import negotiate
-from deeplink.router.choice import Engine, Pair, Pick, Plain, Shut, choose, readers, table
+from deeplink.router.choice import Pair, Pick, Plain, Shut, choose, readers, table
+from deeplink.router.engine import Engine
 from deeplink.router.policy import Work
 
 from .fake_engine import make_contract
@@ -174,7 +175,7 @@ def test_engines_that_do_both_serve_each_on_its_own() -> None:
 
 
 def test_plain_engines_hand_nothing_over() -> None:
-    plain = replace(engine("x"), plain=True)
+    plain = replace(engine("x"), kind="plain")
     assert (plain.role, plain.consumes, plain.produces) == ("both", True, False)
     assert names(pick(plain, engine("p", "prefill"), engine("d", "decode"))) == ("p", "d")
     assert names(pick(plain, engine("p", "prefill"), engine("d", "decode"), handoff=False)) == ("x",)
