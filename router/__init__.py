@@ -23,8 +23,10 @@ Choice, which engine or which pair:
     load       what every engine has to do              prefix     what it probably holds
     breaker    leaving a failing engine alone           queue      waiting while all are full
     fleet      what is known about every engine now     listed     engines of the file
+    routes     which engines a length is for
     registered engines that register themselves         parts      where the application keeps its parts
 
 Only `app`, `admin`, `parts` and `serve` know the HTTP server, only `upstream` and `control` the HTTP client. `choice`,
-`policies`, `prefix`, `breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
+`routes`, `policies`, `prefix`, `breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse`, `usage` and `openai` do
+no IO.
 """

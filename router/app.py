@@ -89,7 +89,7 @@ async def _parts(
     try:
         async with Fleet(config, control, patience) as fleet:
             app[UPSTREAM], app[FLEET] = upstream, fleet
-            admission = app[ADMISSION] = Admission(fleet, config.router, policies)
+            admission = app[ADMISSION] = Admission(fleet, config.router, policies, config.routes)
             app[METRICS] = Metrics(fleet, admission)
             app[FLOW] = Flow(fleet, admission, upstream, secret, config.router)
             listed = app[LISTED] = Listed(path, config, fleet)
