@@ -15,8 +15,9 @@ from deeplink.errors import DeeplinkError, FleetError
 from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.layout import ELEMENTS
+from deeplink.plugins import load_plugins
 from deeplink.solver import catalogue, importers, model, table, trace
-from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Request, Service, Situation, Workload
+from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Request, Service, Situation, Start, Workload
 from deeplink.solver.highs import Effort
 from deeplink.solver.lines import line
 from deeplink.solver.rates import Measurement
@@ -81,7 +82,10 @@ class _Reader:
         names = self._unique("pools", [pool.name for pool in file.pools])
         load, burst, requests = self._workload(file.workload)
         verify = requests or (tuple(trace.made(load, _MADE)) if file.solve.verify else ())
-        pools = tuple(self._pool(index, pool, chips, fractions, shape) for index, pool in enumerate(file.pools))
+        profiles = self._profiles(file.chips)
+        pools = tuple(
+            self._pool(index, pool, chips, fractions, shape, profiles) for index, pool in enumerate(file.pools)
+        )
         measurements = self._rates(file.rates, shape.name, {pool.chip.name for pool in pools})
         known = {pool.chip.name: pool.chip for pool in pools}
         kept, rejected = table.possible(
@@ -94,6 +98,7 @@ class _Reader:
             raise rejected[0]
         return Fleet(
             name=file.name or self.path.stem,
+            checkpoint=file.model.checkpoint,
             model=shape,
             pools=pools,
             workload=load,
@@ -153,6 +158,18 @@ class _Reader:
                 )
         return chips, fractions
 
+    def _profiles(self, sections: Iterable[ChipSection]) -> dict[str, str]:
+        known = load_plugins().chips.items
+        for index, section in enumerate(sections):
+            if section.profile and section.profile not in known:
+                raise self.wrong(
+                    ("chips", index, "profile"),
+                    "no chip's profile has this name",
+                    section.profile,
+                    f"one of {', '.join(sorted(known))}",
+                )
+        return {section.name: section.profile for section in sections}
+
     def _pool(
         self,
         index: int,
@@ -160,6 +177,7 @@ class _Reader:
         chips: Mapping[str, Chip],
         fractions: Mapping[str, Fractions],
         shape: model.Model,
+        profiles: Mapping[str, str],
     ) -> Inventory:
         place: Path_ = ("pools", index)
         try:
@@ -208,6 +226,12 @@ class _Reader:
             engine=section.engine,
             current=tuple((entry.role, entry.tp, entry.engines) for entry in section.current),
             contract=self._contract((*place, "contract"), section.contract),
+            start=Start(
+                profile=profiles.get(section.chip, ""),
+                flags=section.flags,
+                variables=tuple(sorted(section.env.items())),
+                image=section.image,
+            ),
         )
 
     def _contract(self, place: Path_, path: Path | None) -> contracts.Contract | None:
