@@ -19,6 +19,7 @@ COMMANDS = {
     "router": "serve one OpenAI endpoint in front of the engines in deeplink.toml",
     "simulate": "what the placement of a fleet does with a trace, event by event",
     "solve": "which chips should do what: the best placement, proven",
+    "up": "start a placement's engines and the router on this machine",
 }
 
 
