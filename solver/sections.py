@@ -121,10 +121,10 @@ class ScenarioSection(_Strict):
 
 
 class RatesSection(_Strict):
-    table: Annotated[Path, Field(description="measured rates; a file, or a folder of results of vllm bench")]
-    format: Literal["csv", "splitwise", "vllm-bench"] = "csv"
-    chip: Annotated[str, Field(description="which chip vllm bench ran on, of the pools'")] = ""
-    tp: Annotated[int, Field(ge=1, description="how many of them one engine had")] = 1
+    table: Annotated[Path, Field(description="measured rates; a file, or a folder of them")]
+    format: Literal["csv", "splitwise", "vllm-bench", "aiconfigurator", "vidur"] = "csv"
+    chip: Annotated[str, Field(description="which chip these are of, of the pools'; csv and splitwise say it")] = ""
+    tp: Annotated[int, Field(ge=1, description="how many of them one engine had, or has")] = 1
 
 
 class SolveSection(_Strict):

@@ -14,7 +14,8 @@ from typing import Any
 
 @dataclass
 class Script:
-    """A token takes `pause` seconds, so that requests that come together decode together; `per_event` come in an event; `cut` streams end early; `status` and `error` go wrong otherwise."""
+    """A token takes `pause` seconds, so that requests that come together decode together; `per_event` come in an
+    event; `cut` streams end early; `status` and `error` go wrong otherwise."""
 
     most: int | None = 4096
     pause: float = 0.005
