@@ -17,17 +17,14 @@ if TYPE_CHECKING:
     from deeplink.solver.rates import Measurement
 
 
-class _Sizes(click.ParamType):
-    name = "SIZES"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        try:
-            sizes = tuple(int(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 128,512", param, ctx)
-        if not sizes or min(sizes) < 1 or max(sizes) > 1 << 22:
-            self.fail("sizes are at least 1, and at most 4 million", param, ctx)
-        return sizes
+def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 128,512") from None
+    if min(sizes) < 1 or max(sizes) > 1 << 22:
+        raise click.BadParameter("sizes are at least 1, and at most 4 million")
+    return sizes
 
 
 @click.command("measure", short_help="What a running engine does, as a table of rates for the solver.")
@@ -35,9 +32,25 @@ class _Sizes(click.ParamType):
 @click.option("--chip", default="", help="What the rows say it runs on, as in the fleet file.")
 @click.option("--model", default="", help="What the rows call the model.  [default: as the engine does]")
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Chips of the engine's group.")
-@click.option("--prompts", type=_Sizes(), default="128,256,512,1024", show_default=True, help="Lengths to prefill.")
-@click.option("--batches", type=_Sizes(), default="1,2,4", show_default=True, help="Requests at a time.")
-@click.option("--contexts", type=_Sizes(), default="128,512,1024", show_default=True, help="Lengths to decode behind.")
+@click.option(
+    "--prompts",
+    callback=_sizes,
+    metavar="SIZES",
+    default="128,256,512,1024",
+    show_default=True,
+    help="Lengths to prefill.",
+)
+@click.option(
+    "--batches", callback=_sizes, metavar="SIZES", default="1,2,4", show_default=True, help="Requests at a time."
+)
+@click.option(
+    "--contexts",
+    callback=_sizes,
+    metavar="SIZES",
+    default="128,512,1024",
+    show_default=True,
+    help="Lengths to decode behind.",
+)
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Of every point.")
 @click.option("--key-file", type=click.Path(dir_okay=False, path_type=Path), help="A file with the endpoint's API key.")
 @click.option(
