@@ -213,7 +213,7 @@ def left_out() -> list[Error]:
             run = every[index]
             factor, power = growth[run.engine]
             first = alone[index] * factor * run.together**power
-            found.append(Error(run, abs(times[index] / run.tpot - 1), abs(first / run.ttft - 1)))
+            found.append(Error(run, abs(float(times[index]) / run.tpot - 1), abs(float(first) / run.ttft - 1)))
     return found
 
 
