@@ -25,7 +25,7 @@ from deeplink.solver.placement import Placement
 
 PROGRAM = """
 import json, sys
-from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.cli.serve import make_arg_parser, validate_parsed_serve_args
 from vllm.plugins import load_general_plugins
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
