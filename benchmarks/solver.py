@@ -96,7 +96,8 @@ SECOND = 50
 
 
 def _second() -> Iterator[Row]:
-    """The same programs by SCIP, which comes with OR-Tools; nothing where that is not installed."""
+    """The same programs by SCIP, which comes with OR-Tools; nothing where that is not installed. Not by CP-SAT: that
+    takes whole numbers only, and flows of requests are none."""
     try:
         from ortools.linear_solver.python import model_builder
     except ImportError:
