@@ -75,6 +75,22 @@ class EngineEntry(_Strict):
         return self
 
 
+class RouteEntry(_Strict):
+    """Where a placement sends a part of the requests of some lengths. Without any, all engines are for all requests."""
+
+    up_to: Annotated[
+        int | None, Field(ge=1, description="the longest prompt, in estimated tokens, that it is for; default: any")
+    ] = None
+    prefill: Annotated[tuple[str, ...], Field(min_length=1, description="names of the engines that prefill")]
+    decode: Annotated[
+        tuple[str, ...], Field(min_length=1, description="those that decode; the same where each does all of a request")
+    ]
+    weight: Annotated[
+        float,
+        Field(gt=0, allow_inf_nan=False, description="its share of these requests, relative to the other routes'"),
+    ] = 1.0
+
+
 class RouterTlsSection(_Strict):
     """PEM files; relative paths are taken from where the process runs."""
 
@@ -173,12 +189,16 @@ class Config(_Strict):
     kv: KVSection = KVSection()
     registration: RegistrationSection = RegistrationSection()
     engines: tuple[EngineEntry, ...] = ()
+    routes: tuple[RouteEntry, ...] = ()
 
     @model_validator(mode="after")
     def _unique_names(self) -> Config:
         names = [engine.name for engine in self.engines]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"engine name used twice: {', '.join(twice)}")
+        for index, route in enumerate(self.routes):
+            if unknown := sorted({*route.prefill, *route.decode}.difference(names)):
+                raise ValueError(f"routes[{index}] names an engine that is not listed: {', '.join(unknown)}")
         return self
 
 

@@ -29,6 +29,8 @@ def _settings(model: type[BaseModel], prefix: str = "") -> set[str]:
         kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
         if name == "engines":
             found |= _settings(config.EngineEntry, "engines[].")
+        elif name == "routes":
+            found |= _settings(config.RouteEntry, "routes[].")
         elif sections := [kind for kind in kinds if issubclass(kind, BaseModel)]:
             found |= _settings(sections[0], f"{prefix}{name}.")
         else:
