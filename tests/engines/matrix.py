@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
+
+import sections
 
 from deeplink.kvconnector.contract import Contract
 from deeplink.kvconnector.negotiate import sizes
 
-DOCS = Path(__file__).parents[2] / "docs"
 PACKING = {
     "block head (k: dim token | v: token dim)": "CPU",
     "block head (k: token/16 dim/2 token%16 dim%2 | v: dim/16 token/2 dim%16 token%2)": "CPU with AMX",
 }
-HEAD = """# Support matrix
+HEAD = """## Handoffs
 
-Written by `make test`; do not edit. A cell is *exact* when real engines handed over and every check of the test held
+A cell is *exact* when real engines handed over and every check of the test held
 (tokens equal to the decode engine alone in fp32; digests equal), *lossy (cast)* when both operators consented to a cast
 whose bound docs/casts.md states, *refused (field)* when the router named the field and
 no block moved. *CPU with AMX* is the packing that vLLM's AMX kernel writes; on a machine without AMX the kernel still
@@ -37,12 +37,11 @@ class Matrix:
 
     def write(self) -> None:
         cells = [self.cells[key] for key in sorted(self.cells)]
-        (DOCS / "support-matrix.json").write_text(json.dumps({"cells": cells}, indent=2) + "\n")
         lines = []
         for cell in cells:
             sides = [" | ".join(map(str, cell[name].values())) for name in ("prefill", "decode")]  # type: ignore[attr-defined]
             lines.append(f"| {' | '.join(sides)} | *{cell['result']}* |")
-        (DOCS / "support-matrix.md").write_text(HEAD + "\n".join(lines) + "\n")
+        sections.write("cells", cells, HEAD + "\n".join(lines))
 
 
 def _side(contract: Contract) -> dict[str, object]:

@@ -13,7 +13,7 @@ from deeplink.cli import terminal
 from deeplink.errors import PluginError
 from deeplink.plugins import load_plugins
 from lmdeploy_deeplink.conformance import report
-from lmdeploy_deeplink.conformance.report import Tested
+from lmdeploy_deeplink.conformance.report import Findings
 from lmdeploy_deeplink.conformance.rows import FAILED, rows, untested
 from lmdeploy_deeplink.operators.vendor import NAMES
 
@@ -46,18 +46,18 @@ def command(names: tuple[str, ...], as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _tested(name: str, load: Callable[[], Vendor]) -> Tested:
+def _tested(name: str, load: Callable[[], Vendor]) -> Findings:
     try:
         vendor = load()
     except PluginError as exc:
-        return Tested(name, untested(name, NAMES, str(exc)))
+        return Findings(name, untested(name, NAMES, str(exc)))
     from lmdeploy_deeplink.conformance.run import run
     from lmdeploy_deeplink.conformance.suite import cases
 
-    return Tested(name, rows(name, run(vendor, cases())), vendor.version, vendor.device)
+    return Findings(name, rows(name, run(vendor, cases())), vendor.version, vendor.device)
 
 
-def _print(vendors: list[Tested]) -> None:
+def _print(vendors: list[Findings]) -> None:
     console = terminal.console()
     for one in vendors:
         if not one.ran:

@@ -17,7 +17,7 @@ class Tolerance(msgspec.Struct, frozen=True):
     source: str
 
 
-class Tested(msgspec.Struct, frozen=True, omit_defaults=True):
+class Findings(msgspec.Struct, frozen=True, omit_defaults=True):
     """A vendor and its rows; `version` and `device` are empty where it could not run."""
 
     vendor: str
@@ -32,14 +32,14 @@ class Tested(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Report(msgspec.Struct, frozen=True):
     tolerances: list[Tolerance]
-    vendors: list[Tested]
+    vendors: list[Findings]
 
 
-def report(vendors: Iterable[Tested]) -> Report:
+def report(vendors: Iterable[Findings]) -> Report:
     return Report([Tolerance(one.dtype, one.unit, one.tiny, one.source) for one in PRECISIONS.values()], list(vendors))
 
 
-def table(tested: Tested) -> tuple[list[str], list[list[str]]]:
+def table(tested: Findings) -> tuple[list[str], list[list[str]]]:
     """The head and the lines: an operator each, with a column per element type."""
     dtypes = [dtype for dtype in PRECISIONS if any(row.dtype == dtype for row in tested.rows)]
     by_place = {(row.operator, row.dtype): row for row in tested.rows}
@@ -55,6 +55,6 @@ def _cell(row: Row | None) -> str:
     return "-" if row is None else f"{row.result} ({row.passed}/{row.passed + row.failed + row.unsupported})"
 
 
-def reasons(tested: Tested) -> Sequence[str]:
+def reasons(tested: Findings) -> Sequence[str]:
     """Why rows are what they are, each reason once."""
     return list(dict.fromkeys(row.why for row in tested.rows if row.why))
