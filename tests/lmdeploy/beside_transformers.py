@@ -1,8 +1,8 @@
 """A program for an engine's Python: how likely transformers finds tokens that an engine has chosen.
 
 Reads [{"prompt": token ids, "tokens": those chosen, "logprobs": the engine's}] and prints for each, over its tokens:
-{"engine": how far the engine's log-probabilities are from float32, "own": how far those of transformers in DTYPE are,
-"regret": how much likelier float32's best token is than the chosen one, "alike": how many transformers chooses in DTYPE}.
+{"engine": how far the engine's log-probabilities are from float32, "own": how far transformers' own in DTYPE are,
+"regret": how much likelier float32's best token is than the chosen, "alike": how many transformers chooses in DTYPE}.
 beside_transformers.py MODEL DTYPE < ANSWERS
 """
 
