@@ -19,6 +19,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -389,8 +390,9 @@ def _closing(close: Callable[..., Any]) -> Callable[..., Any]:
 
 def _answer_with_the_number() -> None:
     """LMDeploy's router keeps the sessions it has shelved by the ids of answers, as integers, and no two alike."""
-    import lmdeploy.serve.openai.chat_completions.serving as chats
-    import lmdeploy.serve.openai.endpoints.completions as completions
+    # By their names: `lmdeploy.serve` is a function of LMDeploy's as well as a package.
+    chats = import_module("lmdeploy.serve.openai.chat_completions.serving")
+    completions = import_module("lmdeploy.serve.openai.endpoints.completions")
 
     class Answer(dict):  # type: ignore[type-arg]
         def __setitem__(self, key: Any, value: Any) -> None:
@@ -406,5 +408,5 @@ def _answer_with_the_number() -> None:
         Numbered.__name__, Numbered.__qualname__ = kind.__name__, kind.__qualname__
         return Numbered
 
-    chats.ChatCompletionResponse = numbered(chats.ChatCompletionResponse)
-    completions.CompletionResponse = numbered(completions.CompletionResponse)
+    for module, name in ((chats, "ChatCompletionResponse"), (completions, "CompletionResponse")):
+        setattr(module, name, numbered(getattr(module, name)))

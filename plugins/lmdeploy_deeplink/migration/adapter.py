@@ -115,8 +115,9 @@ def _prove(cache: Cache, keys: list[Tensor], values: list[Tensor]) -> None:
             for side, tensors in enumerate((keys, values)):
                 ordered = np.ascontiguousarray(wire_SHTD[side].transpose(1, 0, 2)).view(np.int16)
                 states = torch.from_numpy(ordered).view(tensors[layer].dtype)
-                for place, block in enumerate(table):
-                    tensors[layer][block] = states[place * bound.block_size :][: bound.block_size]
+                with torch.inference_mode():  # in which they were made
+                    for place, block in enumerate(table):
+                        tensors[layer][block] = states[place * bound.block_size :][: bound.block_size]
             wrong = np.flatnonzero(live != expected)
             live[:] = 0
             if wrong.size:
