@@ -64,6 +64,15 @@ DEFAULT = "0.32.0"
 
 VLLM_CPU = VLLM_CPU_LOCKS[DEFAULT]
 
+LMDEPLOY_CPU = Lock(
+    name="lmdeploy-cpu-0.18.0",
+    file=Path(__file__).with_name("lmdeploy-cpu-0.18.0.lock"),
+    pythons=((3, 11), (3, 12), (3, 13)),
+    imports=("torch", "lmdeploy"),
+    first="torch==2.13.0+cpu",
+    fallback_index="https://download.pytorch.org/whl/cpu",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
