@@ -20,7 +20,7 @@ from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.arena import Arena
 from deeplink.kvconnector.consumer import Consumer
 from deeplink.kvconnector.group import Group
-from deeplink.kvconnector.handoff import Ledger, Side
+from deeplink.kvconnector.handoff import Ledger, Record, Side
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 from deeplink.kvconnector.plan import TILE
@@ -116,6 +116,10 @@ class Endpoint:
         """Keep the reason for a handoff this engine will not load, for whoever asks the control endpoint."""
         if self._ledger.begin(handoff, "consumer", "receiving"):
             self._ledger.end(handoff, "failed", reason)
+
+    def record(self, handoff: str) -> Record | None:
+        """Where a handoff is on this side, or how it ended; None if it was never heard of, or long ago."""
+        return self._ledger.get(handoff)
 
     def _dial(self, address: str, deadline: float) -> ch.Channel:
         """As consumer: connect, exchange contracts, and go on only with an agreement."""

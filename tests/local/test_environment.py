@@ -13,7 +13,7 @@ import pytest
 
 from deeplink.errors import LocalError
 from deeplink.local import cache, environment
-from deeplink.local.environment import VLLM_CPU, Lock
+from deeplink.local.environment import SGLANG_CPU, VLLM_CPU, Lock
 
 HERE = (sys.version_info.major, sys.version_info.minor)
 
@@ -104,3 +104,13 @@ def test_the_vllm_lock_is_complete_and_only_names_and_versions() -> None:
     assert {"vllm-cpu", "torch", "gguf", "accelerate", "nixl", "nixl-cu12"} <= names
     assert {"aiohttp", "click", "msgspec", "numpy", "pluggy", "pydantic", "rich", "xxhash"} <= names
     assert not names & {"torchvision", "torchaudio", "torchcodec", "triton", "vllm", "deeplink"}
+
+
+def test_the_sglang_lock_is_complete_and_only_names_and_versions() -> None:
+    lines = [line for line in SGLANG_CPU.file.read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+]+", line) for line in lines)
+    names = {line.partition("==")[0].lower() for line in lines}
+    assert SGLANG_CPU.first in lines
+    assert {"sglang", "torch", "transformers"} <= names
+    assert {"aiohttp", "click", "msgspec", "numpy", "pluggy", "pydantic", "rich", "xxhash"} <= names
+    assert not names & {"sglang-kernel", "flashinfer-python", "smg-grpc-servicer", "deeplink"}
