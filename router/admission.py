@@ -33,6 +33,7 @@ class Need:
     output: int = 0
     session: str = ""
     chain: tuple[int, ...] = ()
+    generates: bool = False
 
 
 class Admission:
@@ -151,6 +152,7 @@ class Admission:
         return choose(
             self._fleet.table,
             handoff=need.handoff,
+            generates=need.generates,
             pick=lambda work, engines: self._pick(need, work, engines),
             shut=self.shut(),
             avoid=avoid,

@@ -38,6 +38,11 @@ class Engine:
         return self.contract is not None and self.contract.produces
 
     @property
+    def alone(self) -> bool:
+        """Whether it can do all of a request itself."""
+        return self.contract is None or self.contract.alone
+
+    @property
     def consumes(self) -> bool:
         return self.plain or (self.contract is not None and self.contract.consumes)
 
@@ -127,22 +132,28 @@ def choose(
     of: Table,
     *,
     handoff: bool,
+    generates: bool = False,
     pick: Pick,
     shut: Mapping[str, Shut] = MappingProxyType({}),
     avoid: frozenset[str] = frozenset(),
 ) -> Plain | Pair:
     """The engine or pair that `pick` takes: first who prefills, then who decodes with what that one hands over.
 
-    With `handoff` the request is split where the engines are meant for that (`splits`). Engines in `avoid` are taken
-    only if there is no other, those in `shut` never, unless all are only doubted. Raises Overloaded if only full ones
-    are left; NoEngine, naming who is down or shut and why; or, if every pair refuses, the Refused that says in which
-    field.
+    With `handoff` the request is split where the engines are meant for that (`splits`); else, if it `generates`, it
+    needs an engine that does so `alone`. Engines in `avoid` are taken only if there is no other, those in `shut` never,
+    unless all are only doubted. Raises Overloaded if only full ones are left; NoEngine, naming who is down or shut and
+    why; or, if every pair refuses, the Refused that says in which field.
     """
     if handoff and splits(of.engines):
         return _pair(of, pick, shut, avoid)
     usable = [engine for engine in of.engines if not engine.down and (engine.consumes or len(of.engines) == 1)]
     if not usable:
         raise _none("decode", of.engines)
+    if generates and not (usable := [engine for engine in usable if engine.alone]):
+        raise NoEngine(
+            "no engine that is up can serve this request by itself, and it is not one that is handed over",
+            remedy="ask for one answer to one prompt, or add an engine that both prefills and decodes",
+        )
     return Plain(pick("decode", _preferred(_open(usable, _name, shut), _name, avoid)))
 
 

@@ -114,6 +114,7 @@ class Flow:
             bodies.output(body) if exchange.generates else 0,
             exchange.session(self._section.session_header),
             prefix.hashes(bodies.text(body)) if self._admission.reads_prompts else (),
+            exchange.generates,
         )
 
     @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector import weights
+from deeplink.kvconnector import rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
@@ -127,17 +126,11 @@ def _flat(name: str, tensor: Any, shape: tuple[int, ...], dtype: str) -> np.ndar
 
 def read_model(config: Any) -> Model:
     """Model identity, with the weights fingerprint of the checkpoint on disk, from SGLang's `ModelConfig`."""
-    hf = config.hf_text_config
-    rope = {
-        name: getattr(hf, name)
-        for name in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-        if getattr(hf, name, None) is not None
-    }
     return Model(
         architecture=", ".join(config.hf_config.architectures),
         layers=config.num_hidden_layers,
         vocabulary=config.vocab_size,
-        rope=json.dumps(rope, sort_keys=True, default=str),
+        rope=rope.canonical(config.hf_text_config),
         quantization=str(config.quantization or "none"),
         weights=weights.fingerprint(_folder(config.model_path, config.revision)),
     )
@@ -179,4 +172,5 @@ def make_contract(
         groups=(group.spec,),
         ranks=(Rank(0, 0, 0, (group.heads,), (min(group.layers), max(group.layers) + 1), channel, transports),),
         casts=casts,
+        alone=False,  # SGLang serves no request without its other half once it is told to disaggregate
     )

@@ -13,6 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PACKING = {
     "block head (k: dim token | v: token dim)": "CPU",
     "block head (k: token/16 dim/2 token%16 dim%2 | v: dim/16 token/2 dim%16 token%2)": "CPU with AMX",
+    "kv | slot head dim": "NHD",
 }
 HEAD = """# Support matrix
 

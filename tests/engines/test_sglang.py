@@ -1,0 +1,192 @@
+"""SGLang as prefill and as decode engine, with pages that are unlike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import sglang_engine
+from fleet import Fleet, Running, completion, events, http, prompt, quiet, token_ids
+from matrix import Matrix
+
+LENGTHS = [5, 16, 17, 64, 65, 200, 500, 900]
+
+
+@dataclass(frozen=True)
+class Engines:
+    """A prefill engine with pages of 16 tokens, a decode engine with pages of 64, and one like it that serves alone."""
+
+    fleet: Fleet
+    prefill: Running
+    decode: Running
+    alone: Running
+    router: str
+
+
+@pytest.fixture(scope="module")
+def sglang(fleet: Fleet) -> Iterator[Engines]:
+    prefill = sglang_engine.prepare(fleet, "sglang-prefill", "prefill", page=16)
+    decode = sglang_engine.prepare(fleet, "sglang-decode", "decode", page=64)
+    alone = sglang_engine.prepare(fleet, "sglang-alone", "", page=64)
+    fleet.start(prefill, decode, alone)
+    yield Engines(fleet, prefill, decode, alone, fleet.router(prefill, decode))
+    for one in (prefill, decode, alone):
+        one.process.stop()
+
+
+def test_page_16_to_64_gives_the_decode_engines_own_tokens(sglang: Engines, matrix: Matrix) -> None:
+    """With SGLang's own transfer backends a decode engine with another page size than the prefill engine's dies."""
+    prefill, decode = sglang.prefill, sglang.decode
+    for tokens in LENGTHS:
+        body = completion(prompt(tokens, seed=tokens))
+        answer = http(sglang.router + "/v1/completions", body)
+        assert answer.status == 200, answer.data
+        assert answer.headers["x-deeplink-path"] == "handoff"
+        assert token_ids(answer.json) == token_ids(sglang.alone.alone(body)), tokens
+        ours, theirs = _ends(prefill, decode, answer.headers["x-deeplink-handoff"])
+        assert ours["tokens"] == theirs["tokens"] == tokens
+        assert ours["digest"] == theirs["digest"] != ""
+    quiet(prefill, decode)
+    matrix.record(prefill.contract, decode.contract, "exact")
+
+
+def test_what_prefill_has_cached_is_handed_over_too(sglang: Engines) -> None:
+    """SGLang reports cached pages before it computes the others."""
+    shared = prompt(300, seed=31)
+    for seed in (32, 33):
+        body = completion(shared + prompt(100, seed=seed), 16)
+        answer = http(sglang.router + "/v1/completions", body)
+        assert answer.status == 200, answer.data
+        assert token_ids(answer.json) == token_ids(sglang.alone.alone(body))
+    quiet(sglang.prefill, sglang.decode)
+
+
+def test_many_at_once(sglang: Engines) -> None:
+    bodies = [completion(prompt(40 + 53 * index, seed=100 + index), 16) for index in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda body: http(sglang.router + "/v1/completions", body, seconds=120), bodies))
+    assert [answer.status for answer in answers] == [200] * len(bodies)
+    for body, answer in zip(bodies, answers, strict=True):
+        assert token_ids(answer.json) == token_ids(sglang.alone.alone(body))
+    quiet(sglang.prefill, sglang.decode)
+
+
+def test_log_probabilities_of_the_first_token_come_with_it(sglang: Engines) -> None:
+    body = completion(prompt(50, seed=7), 4, logprobs=3)
+    answer = http(sglang.router + "/v1/completions", body)
+    assert answer.status == 200, answer.data
+    ours, alone = answer.json["choices"][0]["logprobs"], sglang.alone.alone(body)["choices"][0]["logprobs"]
+    assert ours["token_logprobs"] == pytest.approx(alone["token_logprobs"], abs=1e-3)
+    assert [list(top) for top in ours["top_logprobs"]] == [list(top) for top in alone["top_logprobs"]]
+
+
+def test_a_request_without_a_ticket_ends_alone(sglang: Engines) -> None:
+    """Straight to the engines, past the router: an error for this request, and the engines go on."""
+    forged = {"kv_transfer_params": {"deeplink": {"side": "consume", "ticket": "x"}}}
+    own = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 17}
+    for fields in (forged, own, {}):
+        for engine in (sglang.prefill, sglang.decode):
+            answer = http(engine.url + "/v1/completions", {**completion(prompt(30, seed=52), 4), **fields})
+            assert answer.status in (400, 500), answer.data
+    quiet(sglang.prefill, sglang.decode)
+    _works(sglang)
+
+
+@pytest.mark.parametrize("asked", [0, 1, 12])
+def test_a_client_leaves(sglang: Engines, asked: int) -> None:
+    """Before the answer begins, at its first token, and in its midst."""
+    body = completion(prompt(900, seed=60 + asked), 64, stream=True)
+    if asked == 0:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(TimeoutError):
+            pool.submit(http, sglang.router + "/v1/completions", body, seconds=0.3).result(5)
+    else:
+        stream = events(sglang.router + "/v1/completions", body)
+        for _ in range(asked):
+            next(stream)
+        stream.close()  # type: ignore[attr-defined]
+    quiet(sglang.prefill, sglang.decode, seconds=15)
+    _works(sglang)
+
+
+def test_a_handoff_nobody_fetches_ends_at_its_deadline(sglang: Engines) -> None:
+    router = sglang.fleet.router(sglang.prefill, sglang.decode, deadline=3)
+    sglang.decode.process.stop()
+    try:
+        answer = http(router + "/v1/completions", completion(prompt(100, seed=70), 4))
+        assert answer.status in (502, 503, 504), answer.data
+        quiet(sglang.prefill, seconds=6)
+    finally:
+        sglang.decode.process = sglang_engine.again(sglang.fleet, sglang.decode).process
+        sglang.fleet.start(sglang.decode)
+    _works(sglang, seconds=15)
+
+
+@pytest.mark.long
+def test_page_16_to_1(sglang: Engines, matrix: Matrix) -> None:
+    single = sglang_engine.prepare(sglang.fleet, "sglang-single", "decode", page=1)
+    sglang.fleet.start(single)
+    router = sglang.fleet.router(sglang.prefill, single)
+    try:
+        for tokens in LENGTHS:
+            body = completion(prompt(tokens, seed=500 + tokens))
+            answer = http(router + "/v1/completions", body)
+            assert answer.status == 200, answer.data
+            assert token_ids(answer.json) == token_ids(sglang.alone.alone(body)), tokens
+            ours, theirs = _ends(sglang.prefill, single, answer.headers["x-deeplink-handoff"])
+            assert ours["digest"] == theirs["digest"] != ""
+        quiet(sglang.prefill, single)
+        matrix.record(sglang.prefill.contract, single.contract, "exact")
+    finally:
+        single.process.stop()
+
+
+@pytest.mark.long
+def test_other_weights_and_other_types_are_refused_by_name(sglang: Engines, matrix: Matrix) -> None:
+    """SGLang's own backends accept both and answer with wrong tokens."""
+    fleet = sglang.fleet
+    weights = sglang_engine.prepare(fleet, "sglang-weights", "prefill", page=16, model=fleet.variant())
+    bfloat16 = sglang_engine.prepare(fleet, "sglang-bf16", "prefill", page=16, dtype="bfloat16")
+    float16 = sglang_engine.prepare(fleet, "sglang-fp16", "decode", page=64, dtype="float16")
+    fleet.start(weights, bfloat16, float16)
+    try:
+        for prefill, decode, field in (
+            (weights, sglang.decode, "model.weights"),
+            (bfloat16, float16, "groups[0].dtype"),
+        ):
+            ended = prefill.control("/v1/status").json["ended"]
+            answer = http(fleet.router(prefill, decode) + "/v1/completions", completion(prompt(100, seed=1)))
+            assert answer.status == 503, answer.data
+            assert answer.error["code"] == "contract_refused"
+            assert answer.error["field"] == field
+            assert prefill.control("/v1/status").json["ended"] == ended
+            quiet(prefill, decode)
+        matrix.record(bfloat16.contract, float16.contract, "refused (groups[0].dtype)")
+        _works(sglang)
+    finally:
+        for one in (weights, bfloat16, float16):
+            one.process.stop()
+
+
+def _works(sglang: Engines, seconds: float = 0) -> None:
+    """The engines serve one more request, at the latest after `seconds`: the router looks for them now and then."""
+    body = completion(prompt(40, seed=time.time_ns() % 100000), 4)
+    end = time.monotonic() + seconds
+    while (answer := http(sglang.router + "/v1/completions", body)).status != 200 and time.monotonic() < end:
+        time.sleep(0.5)
+    assert answer.status == 200, answer.data
+    assert token_ids(answer.json) == token_ids(sglang.alone.alone(body))
+    quiet(sglang.prefill, sglang.decode)
+
+
+def _ends(prefill: Running, decode: Running, name: str) -> tuple[dict[str, object], dict[str, object]]:
+    """Both sides' records, once the producer knows of the end too."""
+    end = time.monotonic() + 2
+    while True:
+        ours, theirs = prefill.handoff(name), decode.handoff(name)
+        if (ours["state"], theirs["state"]) == ("drained", "loaded"):
+            return ours, theirs
+        assert time.monotonic() < end, (ours, theirs)
+        time.sleep(0.05)
