@@ -128,6 +128,10 @@ class KVSection(_Strict):
         Field(description='lossy casts consented to, such as "bfloat16->float16" or "*->float16"'),
     ] = ()
     streams: Annotated[int, Field(ge=0, le=16, description="connections per link of tcp; 0: as many as help")] = 0
+    foreign_seconds: Annotated[
+        float,
+        Field(ge=0, le=86400, description="how long a handoff may take that another router paired; 0: it is refused"),
+    ] = 0.0
     tls: TlsSection | None = None
     trust: Annotated[
         Literal["peers", "fabric"],

@@ -102,6 +102,7 @@ class Endpoint:
         # The contract names the listener's address, so peers can come before it is there; they wait.
         self._ready = threading.Event()
         self._listener = Listener(settings.host, secret, ch.PURPOSE, self._serve, settings.tls)
+        self._others: list[Listener] = []
         self.contract = state(self._listener.address, transports.addresses)
         self._encoded = co.encode(self.contract)
         self._ready.set()
@@ -109,13 +110,25 @@ class Endpoint:
     def close(self) -> None:
         self.producer.close()
         self.consumer.close()
-        self._listener.close()
+        for listener in (self._listener, *self._others):
+            listener.close()
         self.transports.close()
 
     def refuse(self, handoff: str, reason: Reason) -> None:
         """Keep the reason for a handoff this engine will not load, for whoever asks the control endpoint."""
         if self._ledger.begin(handoff, "consumer", "receiving"):
             self._ledger.end(handoff, "failed", reason)
+
+    def listen(self, sock: socket.socket) -> None:
+        """Serve the channel on this listening socket, too, which is the endpoint's from now on."""
+        self._others.append(Listener(sock, self._secret, ch.PURPOSE, self._serve, self._tls))
+
+    def meet(self, address: str, deadline: float) -> tuple[co.Contract, Agreement]:
+        """The contract of the producer whose channel is at `address`, and what is agreed with it. Raises Refused where
+        nothing is; waits until the deadline at most."""
+        channel = self._dial(address, deadline)
+        channel.close()
+        return channel.peer, channel.agreement
 
     def record(self, handoff: str) -> Record | None:
         """Where a handoff is on this side, or how it ended; None if it was never heard of, or long ago."""

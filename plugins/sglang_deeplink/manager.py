@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.disaggregation.base.conn import BaseKVBootstrapServer, BaseKVManager
-from sglang.srt.runtime_context import get_serving
+from sglang.srt.runtime_context import get_disagg, get_serving
 
 from deeplink import config, secret
 from deeplink.errors import ConfigError
@@ -27,7 +27,7 @@ from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.order import Order, Outcome
 from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
-from sglang_deeplink import adapter, probe
+from sglang_deeplink import adapter, probe, rooms
 
 log = logging.getLogger("sglang.deeplink")
 
@@ -61,6 +61,7 @@ class DeepLinkKVManager(BaseKVManager):
         self._server_args = server_args
         self._config = config.load()
         self.secret = secret.load(self._config.secret_file)
+        self.foreign_seconds = self._config.kv.foreign_seconds
         self._outcomes: dict[str, Outcome] = {}
         self._endpoint: Endpoint | None = None
         adapter.check_supported(server_args, self._config.kv, self.role)
@@ -98,6 +99,10 @@ class DeepLinkKVManager(BaseKVManager):
                 self.role, self.epoch, group, model, channel, transports, casts
             ),
         )
+
+        if self.foreign_seconds and self.role == "prefill":
+            self._endpoint.listen(rooms.listen(get_serving().host, get_disagg().disaggregation_bootstrap_port))
+            log.warning("deeplink takes requests that other routers have paired, as kv.foreign_seconds says")
 
         def blocks() -> Blocks:
             allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache

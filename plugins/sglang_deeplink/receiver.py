@@ -11,13 +11,15 @@ import time
 from typing import Any
 
 from sglang.srt.disaggregation.base.conn import BaseKVReceiver, KVPoll, KVTransferDestination
+from sglang.srt.utils.network import NetworkAddress
 
-from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, TicketRefused
+from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, HandoffError, TicketRefused
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.ticket import Ticket
 from sglang_deeplink import passage, prompt, results
 from sglang_deeplink.manager import DeepLinkKVManager
+from sglang_deeplink.rooms import Meeting
 
 log = logging.getLogger("sglang.deeplink")
 
@@ -34,6 +36,7 @@ class DeepLinkKVReceiver(BaseKVReceiver):
         self._text = ""
         self._ticket: Ticket | None = None
         self._failure: DeeplinkError | None = None
+        self._meeting: Meeting | None = None
         self._loading = False
         self._loaded = False
 
@@ -41,18 +44,42 @@ class DeepLinkKVReceiver(BaseKVReceiver):
         """Look at the ticket. What is wrong with it fails this request and no other."""
         self._req = req
         try:
+            self._prompt = prompt.identity(req)
             text = passage.read(req.bootstrap_host, "consume")
             if text is None:
-                raise _no_ticket()
-            self._text, self._ticket = text, tickets.verify(text, self.kv_mgr.secret)
-            if self._ticket.consumer != self.kv_mgr.epoch:
-                raise tickets.other_epoch(self.kv_mgr.epoch, self._ticket.consumer)
-            self._prompt = prompt.identity(req)
+                self._meet(req)
+                return
+            self._take(tickets.verify(text, self.kv_mgr.secret), text)
         except DeeplinkError as exc:
             self._fail(exc)
-            return
-        self._deadline = time.monotonic() + self._ticket.milliseconds / 1000
-        req.bootstrap_room = passage.room(self._ticket.handoff)
+
+    def _meet(self, req: Any) -> None:
+        """Another router has paired the request: the prefill engine is asked for what would be in the ticket."""
+        if not self.kv_mgr.foreign_seconds:
+            raise _no_ticket()
+        until = time.monotonic() + self.kv_mgr.foreign_seconds
+        address = NetworkAddress(req.bootstrap_host, req.bootstrap_port).to_host_port_str()
+        self._meeting = Meeting(self.kv_mgr.endpoint, self.kv_mgr.secret, address, req.bootstrap_room, until)
+        self._meeting.start()
+
+    def _take(self, ticket: Ticket, text: str) -> None:
+        self._ticket, self._text = ticket, text
+        if ticket.consumer != self.kv_mgr.epoch:
+            raise tickets.other_epoch(self.kv_mgr.epoch, ticket.consumer)
+        self._deadline = time.monotonic() + ticket.milliseconds / 1000
+        self._req.bootstrap_room = passage.room(ticket.handoff)
+
+    def _met(self) -> bool:
+        """False as long as the meeting goes on."""
+        meeting = self._meeting
+        if meeting is None or not meeting.over:
+            return meeting is None
+        self._meeting = None
+        if meeting.ticket is None or meeting.failure is not None:
+            self._fail(meeting.failure or HandoffError("the prefill engine could not be called"))
+        else:
+            self._take(meeting.ticket, meeting.text)
+        return True
 
     def init(self, prefill_dp_rank: int) -> None:
         """Which rank of the prefill engine it is about is in the ticket."""
@@ -79,6 +106,8 @@ class DeepLinkKVReceiver(BaseKVReceiver):
         )
 
     def poll(self) -> Any:
+        if self._failure is None and not self._met():
+            return KVPoll.Bootstrapping
         if self._failure is not None or self._ticket is None:
             return KVPoll.Failed
         if self._loaded:
@@ -110,9 +139,9 @@ class DeepLinkKVReceiver(BaseKVReceiver):
 
     def abort(self) -> None:
         """When this returns nothing is written to the request's pages any more."""
-        if self._ticket is None or self._failure is not None or self._loaded:
+        if self._failure is not None or self._loaded:
             return
-        if self._loading:
+        if self._loading and self._ticket is not None:
             self.kv_mgr.endpoint.consumer.cancel(self._ticket.handoff, self._req.rid)
             self.kv_mgr.forget(self._ticket.handoff)
             self._failure = Aborted("the decode request was given up")
@@ -135,5 +164,5 @@ def _no_ticket() -> TicketRefused:
         field="ticket",
         ours="one of deeplink's router",
         theirs="none",
-        remedy="send requests through deeplink's router; this engine does not prefill",
+        remedy="send requests through deeplink's router, or set kv.foreign_seconds for SGLang's own",
     )

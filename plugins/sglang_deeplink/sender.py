@@ -14,7 +14,7 @@ from deeplink.errors import DeeplinkError, TicketRefused
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.handoff import FINAL
 from deeplink.kvconnector.ticket import Ticket
-from sglang_deeplink import passage, prompt, results
+from sglang_deeplink import passage, prompt, results, rooms
 from sglang_deeplink.manager import DeepLinkKVManager
 
 log = logging.getLogger("sglang.deeplink")
@@ -41,10 +41,7 @@ class DeepLinkKVSender(BaseKVSender):
         self._req = req
         self._tokens = len(req.origin_input_ids)
         try:
-            text = passage.read(req.bootstrap_host, "produce")
-            if text is None:
-                raise _no_ticket()
-            ticket = tickets.verify(text, self.kv_mgr.secret)
+            ticket = self._read(req)
             self.kv_mgr.endpoint.producer.open(ticket, prompt.identity(req), self._tokens)
         except DeeplinkError as exc:
             log.warning("deeplink: request %s is not handed over: %s", req.rid, exc)
@@ -52,6 +49,14 @@ class DeepLinkKVSender(BaseKVSender):
             return
         self._ticket = ticket
         req.bootstrap_room = passage.room(ticket.handoff)
+
+    def _read(self, req: Any) -> Ticket:
+        text = passage.read(req.bootstrap_host, "produce")
+        if text is not None:
+            return tickets.verify(text, self.kv_mgr.secret)
+        if not self.kv_mgr.foreign_seconds:
+            raise _no_ticket()
+        return rooms.to_fill(req.bootstrap_room, self.kv_mgr.endpoint, self.kv_mgr.foreign_seconds)
 
     def init(self, num_kv_indices: int, aux_index: int | None = None) -> None:
         """SGLang's place for the first token; it is taken from the request itself."""
@@ -104,5 +109,5 @@ def _no_ticket() -> TicketRefused:
         field="ticket",
         ours="one of deeplink's router",
         theirs="none",
-        remedy="send requests through deeplink's router",
+        remedy="send requests through deeplink's router, or set kv.foreign_seconds for SGLang's own",
     )

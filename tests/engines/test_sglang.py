@@ -124,6 +124,61 @@ def test_a_handoff_nobody_fetches_ends_at_its_deadline(sglang: Engines) -> None:
     _works(sglang, seconds=15)
 
 
+def test_both_engines_at_once(sglang: Engines) -> None:
+    """The decode engine claims before prefill has begun."""
+    router = sglang.fleet.router(sglang.prefill, sglang.decode, dispatch="together")
+    for tokens in (5, 300):
+        body = completion(prompt(tokens, seed=700 + tokens), 16)
+        answer = http(router + "/v1/completions", body)
+        assert answer.status == 200, answer.data
+        assert token_ids(answer.json) == token_ids(sglang.alone.alone(body))
+    quiet(sglang.prefill, sglang.decode)
+
+
+@pytest.mark.parametrize("field", ["n", "best_of"])
+def test_what_is_not_handed_over_is_served_by_nobody(sglang: Engines, field: str) -> None:
+    answer = http(sglang.router + "/v1/completions", completion(prompt(20, seed=80), 4, **{field: 2}))
+    assert answer.status == 503, answer.data
+    assert answer.error["code"] == "no_engine"
+
+
+@pytest.fixture(scope="module")
+def vllm(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
+    """A prefill engine with blocks of 32 tokens, and a decode engine with blocks of 128."""
+    made = (
+        fleet.prepare("vllm-prefill", "prefill", block_size=32),
+        fleet.prepare("vllm-decode", "decode", block_size=128),
+    )
+    fleet.start(*made)
+    yield made
+    for one in made:
+        one.process.stop()
+
+
+def test_from_vllm_to_sglang(sglang: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
+    """vLLM samples the first token when its blocks are staged already; SGLang goes on from it."""
+    _cross(sglang, vllm[0], sglang.decode, sglang.alone, matrix)
+
+
+def test_from_sglang_to_vllm(sglang: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
+    """vLLM computes the last token of the prompt itself."""
+    _cross(sglang, sglang.prefill, vllm[1], vllm[1], matrix)
+
+
+def _cross(sglang: Engines, prefill: Running, decode: Running, alone: Running, matrix: Matrix) -> None:
+    router = sglang.fleet.router(prefill, decode)
+    for tokens in LENGTHS:
+        body = completion(prompt(tokens, seed=800 + tokens))
+        answer = http(router + "/v1/completions", body)
+        assert answer.status == 200, answer.data
+        assert answer.headers["x-deeplink-path"] == "handoff"
+        assert token_ids(answer.json) == token_ids(alone.alone(body)), tokens
+        ours, theirs = _ends(prefill, decode, answer.headers["x-deeplink-handoff"])
+        assert ours["digest"] == theirs["digest"] != ""
+    quiet(prefill, decode)
+    matrix.record(prefill.contract, decode.contract, "exact")
+
+
 @pytest.mark.long
 def test_page_16_to_1(sglang: Engines, matrix: Matrix) -> None:
     single = sglang_engine.prepare(sglang.fleet, "sglang-single", "decode", page=1)

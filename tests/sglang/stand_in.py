@@ -19,7 +19,10 @@ _NAMES: dict[str, dict[str, object]] = {
         "KVTransferDestination": SimpleNamespace(DEVICE="device"),
         "KVTransferMetric": SimpleNamespace,
     },
-    "sglang.srt.runtime_context": {"get_serving": lambda: SimpleNamespace(port=30000)},
+    "sglang.srt.runtime_context": {"get_disagg": SimpleNamespace, "get_serving": SimpleNamespace},
+    "sglang.srt.utils.network": {
+        "NetworkAddress": lambda host, port: SimpleNamespace(to_host_port_str=lambda: f"{host}:{port}")
+    },
 }
 
 
@@ -91,4 +94,5 @@ def manager(side: Side, page_size: int, secret: bytes) -> Any:
     made: Any = DeepLinkKVManager.__new__(DeepLinkKVManager)
     made.secret, made.epoch, made.page_size = secret, side.epoch, page_size
     made.buffers, made._endpoint, made._outcomes = buffers(), side.endpoint, {}
+    made.foreign_seconds = 0.0
     return made

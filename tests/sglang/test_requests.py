@@ -16,6 +16,7 @@ from deeplink.errors import DeeplinkError
 
 stand_in.install()
 
+from sglang_deeplink import rooms  # noqa: E402
 from sglang_deeplink.receiver import DeepLinkKVReceiver  # noqa: E402
 from sglang_deeplink.sender import DeepLinkKVSender  # noqa: E402
 
@@ -239,3 +240,57 @@ def test_only_what_is_missing_is_loaded(stage: Stage) -> None:
     record = stage.pair.consumer.endpoint.record(name)
     assert record is not None
     assert record.tokens == TOKENS - size
+
+
+# -- paired by another router ---------------------------------------------------------------------------------
+
+
+def foreign(stage: Stage, seconds: float) -> dict[str, object]:
+    """What another router puts into both engines' requests."""
+    stage.prefill.foreign_seconds = stage.decode.foreign_seconds = seconds
+    sock = rooms.listen("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    stage.pair.producer.endpoint.listen(sock)
+    return {"bootstrap_port": port, "bootstrap_room": 4711}
+
+
+def test_a_room_instead_of_a_ticket(stage: Stage) -> None:
+    fields = foreign(stage, 10)
+    receiver, sender = stage.receiver("127.0.0.1", **fields), stage.sender("127.0.0.1", **fields)
+    assert until(receiver, WAITING, FAILED) == WAITING
+    receiver.send_metadata(stage.pages("decode"), 1, None, 0)
+    stage.send_all(sender)
+    assert until(sender, SUCCESS, FAILED) == SUCCESS
+    assert until(receiver, SUCCESS, FAILED) == SUCCESS
+    stage.pair.quiet()
+    again = stage.sender("127.0.0.1", **fields)
+    assert (again.poll(), why(again).field) == (FAILED, "handoff")
+
+
+def test_a_room_nobody_else_comes_to(stage: Stage) -> None:
+    fields = foreign(stage, 0.4)
+    receiver = stage.receiver("127.0.0.1", **fields)
+    assert until(receiver, WAITING, FAILED) == WAITING
+    receiver.send_metadata(stage.pages("decode"), 1, None, 0)
+    assert until(receiver, SUCCESS, FAILED) == FAILED
+    assert why(receiver).code == "deadline_exceeded"
+    sender = stage.sender("127.0.0.1", **{**fields, "bootstrap_room": 4712})
+    stage.send_all(sender)
+    assert until(sender, SUCCESS, FAILED) == SUCCESS
+    stage.pair.quiet()
+
+
+def test_a_prefill_engine_that_is_not_there(stage: Stage) -> None:
+    fields = foreign(stage, 0.4)
+    receiver = stage.receiver("127.0.0.1", **{**fields, "bootstrap_port": 1})
+    assert until(receiver, WAITING, FAILED) == FAILED
+    assert why(receiver).code in ("peer_gone", "deadline_exceeded")
+
+
+def test_a_room_that_is_left_while_the_prefill_engine_is_called(stage: Stage) -> None:
+    fields = foreign(stage, 5)
+    receiver = stage.receiver("127.0.0.1", **fields)
+    receiver.abort()
+    assert receiver.poll() == FAILED
+    assert why(receiver).code == "aborted"
+    stage.pair.quiet()
