@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import sglang_engine
-from fleet import Fleet, Running, completion, events, http, prompt, quiet, token_ids
+from fleet import Answer, Fleet, Running, completion, events, http, prompt, quiet, token_ids
 from matrix import Matrix
 
+_SEEDS = itertools.count(1)
 LENGTHS = [5, 16, 17, 64, 65, 200, 500, 900]
 
 
@@ -39,18 +42,7 @@ def sglang(fleet: Fleet) -> Iterator[Engines]:
 
 def test_page_16_to_64_gives_the_decode_engines_own_tokens(sglang: Engines, matrix: Matrix) -> None:
     """With SGLang's own transfer backends a decode engine with another page size than the prefill engine's dies."""
-    prefill, decode = sglang.prefill, sglang.decode
-    for tokens in LENGTHS:
-        body = completion(prompt(tokens, seed=tokens))
-        answer = http(sglang.router + "/v1/completions", body)
-        assert answer.status == 200, answer.data
-        assert answer.headers["x-deeplink-path"] == "handoff"
-        assert token_ids(answer.json) == token_ids(sglang.alone.alone(body)), tokens
-        ours, theirs = _ends(prefill, decode, answer.headers["x-deeplink-handoff"])
-        assert ours["tokens"] == theirs["tokens"] == tokens
-        assert ours["digest"] == theirs["digest"] != ""
-    quiet(prefill, decode)
-    matrix.record(prefill.contract, decode.contract, "exact")
+    _exact(sglang, sglang.prefill, sglang.decode, sglang.alone, matrix)
 
 
 def test_what_prefill_has_cached_is_handed_over_too(sglang: Engines) -> None:
@@ -111,19 +103,6 @@ def test_a_client_leaves(sglang: Engines, asked: int) -> None:
     _works(sglang)
 
 
-def test_a_handoff_nobody_fetches_ends_at_its_deadline(sglang: Engines) -> None:
-    router = sglang.fleet.router(sglang.prefill, sglang.decode, deadline=3)
-    sglang.decode.process.stop()
-    try:
-        answer = http(router + "/v1/completions", completion(prompt(100, seed=70), 4))
-        assert answer.status in (502, 503, 504), answer.data
-        quiet(sglang.prefill, seconds=6)
-    finally:
-        sglang.decode.process = sglang_engine.again(sglang.fleet, sglang.decode).process
-        sglang.fleet.start(sglang.decode)
-    _works(sglang, seconds=15)
-
-
 def test_both_engines_at_once(sglang: Engines) -> None:
     """The decode engine claims before prefill has begun."""
     router = sglang.fleet.router(sglang.prefill, sglang.decode, dispatch="together")
@@ -157,43 +136,42 @@ def vllm(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
 
 def test_from_vllm_to_sglang(sglang: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
     """vLLM samples the first token when its blocks are staged already; SGLang goes on from it."""
-    _cross(sglang, vllm[0], sglang.decode, sglang.alone, matrix)
+    _exact(sglang, vllm[0], sglang.decode, sglang.alone, matrix)
 
 
 def test_from_sglang_to_vllm(sglang: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
     """vLLM computes the last token of the prompt itself."""
-    _cross(sglang, sglang.prefill, vllm[1], vllm[1], matrix)
+    _exact(sglang, sglang.prefill, vllm[1], vllm[1], matrix)
 
 
-def _cross(sglang: Engines, prefill: Running, decode: Running, alone: Running, matrix: Matrix) -> None:
-    router = sglang.fleet.router(prefill, decode)
-    for tokens in LENGTHS:
-        body = completion(prompt(tokens, seed=800 + tokens))
-        answer = http(router + "/v1/completions", body)
-        assert answer.status == 200, answer.data
-        assert answer.headers["x-deeplink-path"] == "handoff"
-        assert token_ids(answer.json) == token_ids(alone.alone(body)), tokens
-        ours, theirs = _ends(prefill, decode, answer.headers["x-deeplink-handoff"])
-        assert ours["digest"] == theirs["digest"] != ""
-    quiet(prefill, decode)
-    matrix.record(prefill.contract, decode.contract, "exact")
+def test_a_handoff_nobody_fetches_ends_at_its_deadline(sglang: Engines) -> None:
+    router = sglang.fleet.router(sglang.prefill, sglang.decode, deadline=3)
+    sglang.decode.process.stop()
+    try:
+        answer = http(router + "/v1/completions", completion(prompt(100, seed=70), 4))
+        assert answer.status in (502, 503, 504), answer.data
+        quiet(sglang.prefill, seconds=6)
+    finally:
+        sglang.decode.process = sglang_engine.again(sglang.fleet, sglang.decode).process
+        sglang.fleet.start(sglang.decode)
+    _works(sglang, seconds=15)
 
 
 @pytest.mark.long
 def test_page_16_to_1(sglang: Engines, matrix: Matrix) -> None:
-    single = sglang_engine.prepare(sglang.fleet, "sglang-single", "decode", page=1)
+    """The decode engine has a prefix cache, too: of a prompt that it knows only the last token is fetched."""
+    cached = ("--disaggregation-decode-enable-radix-cache",)
+    single = sglang_engine.prepare(sglang.fleet, "sglang-single", "decode", page=1, flags=cached)
     sglang.fleet.start(single)
-    router = sglang.fleet.router(sglang.prefill, single)
     try:
+        seed = _exact(sglang, sglang.prefill, single, sglang.alone, matrix)
+        router = sglang.fleet.router(sglang.prefill, single)
         for tokens in LENGTHS:
-            body = completion(prompt(tokens, seed=500 + tokens))
-            answer = http(router + "/v1/completions", body)
-            assert answer.status == 200, answer.data
-            assert token_ids(answer.json) == token_ids(sglang.alone.alone(body)), tokens
-            ours, theirs = _ends(sglang.prefill, single, answer.headers["x-deeplink-handoff"])
-            assert ours["digest"] == theirs["digest"] != ""
+            again = http(router + "/v1/completions", _prompts(seed)[tokens])
+            assert again.status == 200, again.data
+            _, theirs = _ends(sglang.prefill, single, again.headers["x-deeplink-handoff"])
+            assert int(str(theirs["tokens"])) < tokens
         quiet(sglang.prefill, single)
-        matrix.record(sglang.prefill.contract, single.contract, "exact")
     finally:
         single.process.stop()
 
@@ -223,6 +201,34 @@ def test_other_weights_and_other_types_are_refused_by_name(sglang: Engines, matr
     finally:
         for one in (weights, bfloat16, float16):
             one.process.stop()
+
+
+def _prompts(seed: int) -> dict[int, dict[str, Any]]:
+    return {tokens: completion(prompt(tokens, seed=seed + tokens)) for tokens in LENGTHS}
+
+
+def _exact(sglang: Engines, prefill: Running, decode: Running, alone: Running, matrix: Matrix) -> int:
+    """All lengths, some at a time: the tokens are those of the decode engine alone, and nothing is held after. Returns
+    the prompts' seed."""
+    seed = 1000 * next(_SEEDS)
+    router = sglang.fleet.router(prefill, decode)
+    bodies = _prompts(seed)
+    with ThreadPoolExecutor(4) as pool:
+        answers = dict(zip(bodies, pool.map(lambda body: _ask(router, body), bodies.values()), strict=True))
+        expected = dict(zip(bodies, pool.map(alone.alone, bodies.values()), strict=True))
+    for tokens, answer in answers.items():
+        assert answer.status == 200, answer.data
+        assert answer.headers["x-deeplink-path"] == "handoff"
+        ours, theirs = _ends(prefill, decode, answer.headers["x-deeplink-handoff"])
+        assert ours["digest"] == theirs["digest"] != "", tokens
+        assert token_ids(answer.json) == token_ids(expected[tokens]), tokens
+    quiet(prefill, decode)
+    matrix.record(prefill.contract, decode.contract, "exact")
+    return seed
+
+
+def _ask(router: str, body: dict[str, Any]) -> Answer:
+    return http(router + "/v1/completions", body, seconds=120)
 
 
 def _works(sglang: Engines, seconds: float = 0) -> None:
