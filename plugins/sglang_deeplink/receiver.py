@@ -95,6 +95,7 @@ class DeepLinkKVReceiver(BaseKVReceiver):
         """SGLang has the pages: those of the prompt's tokens from `decode_prefix_len` on, a whole number of pages."""
         if self._ticket is None or self._failure is not None:
             return
+        assert aux_index is not None  # SGLang gives a decode request its row with its pages
         start = decode_prefix_len or 0
         self._row = aux_index
         self._loading = True
