@@ -55,7 +55,8 @@ def _arguments(engine: Engine, bootstrap: int) -> list[str]:
     words += ["--host", "127.0.0.1", "--port", str(engine.port), "--device", "cpu"]
     words += ["--attention-backend", "torch_native", "--dtype", engine.dtype, "--page-size", str(engine.block_size)]
     words += ["--max-total-tokens", "4096", "--max-running-requests", "8", "--mem-fraction-static", "0.3"]
-    words += ["--disable-overlap-schedule", "--skip-server-warmup", "--log-level", "warning"]
+    # Else its loop keeps a core busy when there is nothing to do.
+    words += ["--disable-overlap-schedule", "--skip-server-warmup", "--sleep-on-idle", "--log-level", "warning"]
     words += ["--disaggregation-bootstrap-port", str(bootstrap)]
     if engine.role:
         words += ["--disaggregation-mode", engine.role, "--disaggregation-transfer-backend", "deeplink"]

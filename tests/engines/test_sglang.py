@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import sglang_engine
@@ -201,6 +205,50 @@ def test_other_weights_and_other_types_are_refused_by_name(sglang: Engines, matr
     finally:
         for one in (weights, bfloat16, float16):
             one.process.stop()
+
+
+@pytest.mark.long
+def test_200_requests_of_which_a_fifth_is_given_up_and_a_restart(sglang: Engines) -> None:
+    """No wrong token with status 200, no stuck request, nothing held after; errors only while the engine is away."""
+    bodies = [completion(prompt(20 + 9 * index, seed=900 + index), 8) for index in range(20)]
+    expected = [token_ids(sglang.alone.alone(body)) for body in bodies]
+    away = threading.Event()
+
+    def one(number: int) -> int:
+        if number == 100:
+            away.set()
+            sglang.decode.kill()
+            sglang.decode.process.stop()
+            sglang.decode.process = sglang_engine.again(sglang.fleet, sglang.decode).process
+            sglang.fleet.start(sglang.decode)
+            away.clear()
+        index = number % len(bodies)
+        if number % 5 == 0:
+            _leave(sglang.router, {**bodies[index], "stream": True}, 0.05 * (number % 7))
+            return 0
+        gone = away.is_set()
+        answer = http(sglang.router + "/v1/completions", bodies[index], seconds=120)
+        if answer.status == 200:
+            assert token_ids(answer.json) == expected[index], number
+        elif not gone and not away.is_set():
+            # It may have begun just before.
+            assert answer.error["code"] in ("decode_failed", "peer_gone", "no_engine"), answer.data
+        return answer.status
+
+    with ThreadPoolExecutor(16) as pool:
+        statuses = list(pool.map(one, range(200), timeout=500))
+    assert statuses.count(200) > 80, statuses
+    assert 200 in statuses[180:]
+    quiet(sglang.prefill, sglang.decode, seconds=35)
+    _works(sglang, seconds=20)
+
+
+def _leave(url: str, body: dict[str, Any], seconds: float) -> None:
+    """Send a request, and go away after a while."""
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    time.sleep(seconds)
+    connection.close()
 
 
 def _prompts(seed: int) -> dict[int, dict[str, Any]]:
