@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from deeplink.kvconnector.contract import Contract
 from deeplink.kvconnector.negotiate import sizes
@@ -30,20 +31,32 @@ writes it, and the test has attention computed on an unpacked copy.
 
 @dataclass
 class Matrix:
-    cells: dict[str, dict[str, object]] = field(default_factory=dict)
+    cells: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def record(self, prefill: Contract, decode: Contract, result: str) -> None:
-        cell: dict[str, object] = {"prefill": _side(prefill), "decode": _side(decode), "result": result}
+        cell: dict[str, Any] = {"prefill": _side(prefill), "decode": _side(decode), "result": result}
         self.cells[json.dumps(cell, sort_keys=True)] = cell
 
     def write(self) -> None:
         cells = [self.cells[key] for key in sorted(self.cells)]
-        (DOCS / "support-matrix.json").write_text(json.dumps({"cells": cells}, indent=2) + "\n")
+        found = {"cells": cells, "engines": _engines(cells)}
+        (DOCS / "support-matrix.json").write_text(json.dumps(found, indent=2) + "\n")
         lines = []
         for cell in cells:
-            sides = [" | ".join(map(str, cell[name].values())) for name in ("prefill", "decode")]  # type: ignore[attr-defined]
+            sides = [" | ".join(map(str, cell[name].values())) for name in ("prefill", "decode")]
             lines.append(f"| {' | '.join(sides)} | *{cell['result']}* |")
         (DOCS / "support-matrix.md").write_text(HEAD + "\n".join(lines) + "\n")
+
+
+def _engines(cells: list[dict[str, Any]]) -> dict[str, dict[str, list[str]]]:
+    """By kind of the prefill and of the decode engine, which results there are."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for cell in cells:
+        prefill, decode = (str(cell[side]["engine"]).split()[0] for side in ("prefill", "decode"))
+        results = found.setdefault(prefill, {}).setdefault(decode, [])
+        if cell["result"] not in results:
+            results.append(cell["result"])
+    return found
 
 
 def _side(contract: Contract) -> dict[str, object]:

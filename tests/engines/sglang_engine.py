@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,23 +25,27 @@ def installed() -> Environment:
 
 def prepare(fleet: Fleet, name: str, role: str, *, page: int, **settings: Any) -> Running:
     """An engine, not started; without a `role` it serves alone, as SGLang does without disaggregation."""
-    api, bootstrap = engines.free_ports(2)
+    api, port = engines.free_ports(2)
     values: dict[str, Any] = {"model": fleet.model, "config": fleet.config, "served_name": SERVED, **settings}
     engine = Engine(name=name, role=role, port=api, block_size=page, **values)
-    return Running(engine, _process(fleet, engine, bootstrap))
+    return Running(engine, _process(fleet, engine, port))
 
 
 def again(fleet: Fleet, running: Running) -> Running:
     """A new incarnation on the same ports, not started."""
+    return Running(running.engine, _process(fleet, running.engine, bootstrap(running)))
+
+
+def bootstrap(running: Running) -> int:
+    """The port at which SGLang's decode engines look for a prefill engine."""
     words = running.process.argv
-    bootstrap = words[words.index("--disaggregation-bootstrap-port") + 1]
-    return Running(running.engine, _process(fleet, dataclasses.replace(running.engine), int(bootstrap)))
+    return int(words[words.index("--disaggregation-bootstrap-port") + 1])
 
 
-def _process(fleet: Fleet, engine: Engine, bootstrap: int) -> Process:
+def _process(fleet: Fleet, engine: Engine, port: int) -> Process:
     return Process(
         engine.name,
-        [installed().python, "-m", "sglang.launch_server", *_arguments(engine, bootstrap)],
+        [installed().python, "-m", "sglang.launch_server", *_arguments(engine, port)],
         env=step.clean_environ() | _variables(fleet, engine),
         log=fleet.folder / f"{engine.name}.log",
         url=engine.url,
@@ -50,14 +53,14 @@ def _process(fleet: Fleet, engine: Engine, bootstrap: int) -> Process:
     )
 
 
-def _arguments(engine: Engine, bootstrap: int) -> list[str]:
+def _arguments(engine: Engine, port: int) -> list[str]:
     words = ["--model-path", str(engine.model), "--served-model-name", engine.served_name]
     words += ["--host", "127.0.0.1", "--port", str(engine.port), "--device", "cpu"]
     words += ["--attention-backend", "torch_native", "--dtype", engine.dtype, "--page-size", str(engine.block_size)]
     words += ["--max-total-tokens", "4096", "--max-running-requests", "8", "--mem-fraction-static", "0.3"]
     # Else its loop keeps a core busy when there is nothing to do.
     words += ["--disable-overlap-schedule", "--skip-server-warmup", "--sleep-on-idle", "--log-level", "warning"]
-    words += ["--disaggregation-bootstrap-port", str(bootstrap)]
+    words += ["--disaggregation-bootstrap-port", str(port)]
     if engine.role:
         words += ["--disaggregation-mode", engine.role, "--disaggregation-transfer-backend", "deeplink"]
     if engine.role == "decode":

@@ -13,10 +13,15 @@ from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
 
+import openai
 import pytest
 import sglang_engine
-from fleet import Answer, Fleet, Running, completion, events, http, prompt, quiet, token_ids
+from fleet import SERVED, Answer, Fleet, Running, completion, events, http, prompt, quiet, token_ids
 from matrix import Matrix
+
+from deeplink import secret
+from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.negotiate import Agreement, negotiate
 
 _SEEDS = itertools.count(1)
 LENGTHS = [5, 16, 17, 64, 65, 200, 500, 900]
@@ -77,6 +82,41 @@ def test_log_probabilities_of_the_first_token_come_with_it(sglang: Engines) -> N
     ours, alone = answer.json["choices"][0]["logprobs"], sglang.alone.alone(body)["choices"][0]["logprobs"]
     assert ours["token_logprobs"] == pytest.approx(alone["token_logprobs"], abs=1e-3)
     assert [list(top) for top in ours["top_logprobs"]] == [list(top) for top in alone["top_logprobs"]]
+
+
+def test_the_openai_sdk_streams_a_chat(sglang: Engines) -> None:
+    fields: dict[str, Any] = {
+        "model": SERVED,
+        "messages": [{"role": "user", "content": "Name three rivers."}],
+        "max_tokens": 24,
+        "temperature": 0,
+    }
+    with openai.OpenAI(base_url=sglang.router + "/v1", api_key="none", timeout=60, max_retries=0) as client:
+        stream = client.chat.completions.create(**fields, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    alone = sglang.alone.alone(fields, "/v1/chat/completions")
+    assert text == alone["choices"][0]["message"]["content"] != ""
+    quiet(sglang.prefill, sglang.decode)
+
+
+def test_sglangs_own_endpoint(sglang: Engines) -> None:
+    """With a ticket that is minted here, as the router does not know this endpoint."""
+    ours, theirs = sglang.prefill.contract, sglang.decode.contract
+    agreement = negotiate(ours, theirs)
+    assert isinstance(agreement, Agreement), agreement
+    ticket = tickets.mint(tickets.issue(tickets.new_handoff(), ours, theirs, agreement, 30_000), secret.load())
+    body = _native(prompt(70, seed=9))
+    for engine, side in ((sglang.prefill, "produce"), (sglang.decode, "consume")):
+        fields = {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}
+        answer = http(engine.url + "/generate", {**body, **fields})
+        assert answer.status == 200, answer.data
+    assert answer.json["output_ids"] == sglang.alone.alone(body, "/generate")["output_ids"]
+    quiet(sglang.prefill, sglang.decode)
+
+
+def _native(ids: list[int]) -> dict[str, Any]:
+    sampling = {"max_new_tokens": 16, "temperature": 0, "ignore_eos": True}
+    return {"input_ids": ids, "sampling_params": sampling}
 
 
 def test_a_request_without_a_ticket_ends_alone(sglang: Engines) -> None:
@@ -204,6 +244,32 @@ def test_other_weights_and_other_types_are_refused_by_name(sglang: Engines, matr
         _works(sglang)
     finally:
         for one in (weights, bfloat16, float16):
+            one.process.stop()
+
+
+@pytest.mark.long
+def test_another_router_pairs_by_rooms(sglang: Engines) -> None:
+    """What SGLang's own router does: the same body to both engines at once, with the prefill engine's address and a
+    room."""
+    fleet = sglang.fleet
+    config = fleet.folder / "foreign.toml"
+    config.write_text("[kv]\nforeign_seconds = 20\n")
+    prefill = sglang_engine.prepare(fleet, "sglang-rooms-prefill", "prefill", page=16, config=config)
+    decode = sglang_engine.prepare(fleet, "sglang-rooms-decode", "decode", page=64, config=config)
+    fleet.start(prefill, decode)
+    try:
+        for room, tokens in ((2**60 + 1, 5), (17, 300)):
+            body = _native(prompt(tokens, seed=room % 1000))
+            fields = {"bootstrap_host": "127.0.0.1", "bootstrap_port": sglang_engine.bootstrap(prefill)}
+            paired = {**body, **fields, "bootstrap_room": room}
+            with ThreadPoolExecutor(2) as pool:
+                both = [pool.submit(http, engine.url + "/generate", paired) for engine in (prefill, decode)]
+                answers = [one.result(60) for one in both]
+            assert [answer.status for answer in answers] == [200, 200], [answer.data for answer in answers]
+            assert answers[1].json["output_ids"] == sglang.alone.alone(body, "/generate")["output_ids"]
+        quiet(prefill, decode)
+    finally:
+        for one in (prefill, decode):
             one.process.stop()
 
 
