@@ -44,6 +44,7 @@ def check_supported(server_args: Any, settings: KVSection, role: str) -> None:
         ("enable_hisparse", False),
         ("enable_pd_role_switch", False),
         ("enable_unified_memory", False),
+        ("enable_memory_saver", False),
     ):
         value = getattr(server_args, field, empty)
         if value != empty:

@@ -111,6 +111,9 @@ def _bind_sender(original: Callable[..., bool], queue: Any, req: Any, *arguments
 def _bind_receiver(original: Callable[..., Any], queue: Any, req: Any, *arguments: Any, **options: Any) -> Any:
     from sglang_deeplink.receiver import DeepLinkKVReceiver
 
+    if req.bootstrap_host is None and queue.transfer_backend.value == BACKEND:
+        # SGLang takes it for a name without looking, which ends its scheduler.
+        req.bootstrap_host = ""
     made = original(queue, req, *arguments, **options)
     if isinstance(made.kv_receiver, DeepLinkKVReceiver):
         made.kv_receiver.bind(req)

@@ -55,7 +55,7 @@ class DeepLinkKVReceiver(BaseKVReceiver):
 
     def _meet(self, req: Any) -> None:
         """Another router has paired the request: the prefill engine is asked for what would be in the ticket."""
-        if not self.kv_mgr.foreign_seconds:
+        if not self.kv_mgr.foreign_seconds or not req.bootstrap_host:
             raise _no_ticket()
         until = time.monotonic() + self.kv_mgr.foreign_seconds
         address = NetworkAddress(req.bootstrap_host, req.bootstrap_port).to_host_port_str()
@@ -148,6 +148,10 @@ class DeepLinkKVReceiver(BaseKVReceiver):
             self._failure = Aborted("the decode request was given up")
         else:
             self._fail(Aborted("the decode request was given up"))
+
+    def clear(self) -> None:
+        """SGLang is done with it; should it not be over, it is now."""
+        self.abort()
 
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
         """Nothing is held back after an abort: no peer writes into the pages."""

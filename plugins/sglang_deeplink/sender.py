@@ -71,9 +71,13 @@ class DeepLinkKVSender(BaseKVSender):
         producer, name = self.kv_mgr.endpoint.producer, self._ticket.handoff
         self._pages += kv_indices.tolist()
         self._computed += num_kv_tokens or 0
-        if self._computed >= self._tokens:
-            producer.conclude(name, results.taken(self._req))
-        producer.fill(name, (self._pages,), self._computed)
+        try:
+            if self._computed >= self._tokens:
+                producer.conclude(name, results.taken(self._req))
+            producer.fill(name, (self._pages,), self._computed)
+        except DeeplinkError as exc:
+            self._failure = exc
+            producer.abort(name, exc.reason())
 
     def poll(self) -> Any:
         if self._failure is None and self._ticket is not None:

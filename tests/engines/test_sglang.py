@@ -123,7 +123,7 @@ def test_a_request_without_a_ticket_ends_alone(sglang: Engines) -> None:
     """Straight to the engines, past the router: an error for this request, and the engines go on."""
     forged = {"kv_transfer_params": {"deeplink": {"side": "consume", "ticket": "x"}}}
     own = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998, "bootstrap_room": 17}
-    for fields in (forged, own, {}):
+    for fields in (forged, own, {"bootstrap_room": 17}, {}):
         for engine in (sglang.prefill, sglang.decode):
             answer = http(engine.url + "/v1/completions", {**completion(prompt(30, seed=52), 4), **fields})
             assert answer.status in (400, 500), answer.data

@@ -159,8 +159,9 @@ def test_a_prefill_request_is_given_up(stage: Stage, sent: bool) -> None:
     assert record.state == "aborted"
 
 
+@pytest.mark.parametrize("how", ["abort", "clear"])
 @pytest.mark.parametrize("phase", ["before its pages", "loading", "loaded"])
-def test_a_decode_request_is_given_up(stage: Stage, phase: str) -> None:
+def test_a_decode_request_is_given_up(stage: Stage, phase: str, how: str) -> None:
     _, produce, consume = stage.tickets()
     sender, receiver = stage.sender(produce), stage.receiver(consume)
     if phase != "before its pages":
@@ -168,7 +169,7 @@ def test_a_decode_request_is_given_up(stage: Stage, phase: str) -> None:
     if phase == "loaded":
         stage.send_all(sender)
         assert until(receiver, SUCCESS, FAILED) == SUCCESS
-    receiver.abort()
+    getattr(receiver, how)()
     if phase == "loaded":
         assert receiver.poll() == SUCCESS
     else:
@@ -293,4 +294,15 @@ def test_a_room_that_is_left_while_the_prefill_engine_is_called(stage: Stage) ->
     receiver.abort()
     assert receiver.poll() == FAILED
     assert why(receiver).code == "aborted"
+    stage.pair.quiet()
+
+
+def test_pages_that_are_too_few_fail_the_request_alone(stage: Stage) -> None:
+    _, produce, consume = stage.tickets()
+    sender, receiver = stage.sender(produce), stage.receiver(consume)
+    receiver.send_metadata(stage.pages("decode"), 0, None, 0)
+    sender.send(stage.pages("prefill")[:1], num_kv_tokens=TOKENS)
+    assert sender.poll() == FAILED
+    assert why(sender).code == "layout_error"
+    assert until(receiver, SUCCESS, FAILED) == FAILED
     stage.pair.quiet()
