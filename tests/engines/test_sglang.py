@@ -54,6 +54,29 @@ def test_page_16_to_64_gives_the_decode_engines_own_tokens(sglang: Engines, matr
     _exact(sglang, sglang.prefill, sglang.decode, sglang.alone, matrix)
 
 
+@pytest.fixture(scope="module")
+def vllm(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
+    """A prefill engine with blocks of 32 tokens, and a decode engine with blocks of 128."""
+    made = (
+        fleet.prepare("vllm-prefill", "prefill", block_size=32),
+        fleet.prepare("vllm-decode", "decode", block_size=128),
+    )
+    fleet.start(*made)
+    yield made
+    for one in made:
+        one.process.stop()
+
+
+def test_from_vllm_to_sglang(sglang: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
+    """vLLM samples the first token when its blocks are staged already; SGLang goes on from it."""
+    _exact(sglang, vllm[0], sglang.decode, sglang.alone, matrix)
+
+
+def test_from_sglang_to_vllm(sglang: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
+    """vLLM computes the last token of the prompt itself."""
+    _exact(sglang, sglang.prefill, vllm[1], vllm[1], matrix)
+
+
 def test_what_prefill_has_cached_is_handed_over_too(sglang: Engines) -> None:
     """SGLang reports cached pages before it computes the others."""
     shared = prompt(300, seed=31)
@@ -163,29 +186,6 @@ def test_what_is_not_handed_over_is_served_by_nobody(sglang: Engines, field: str
     answer = http(sglang.router + "/v1/completions", completion(prompt(20, seed=80), 4, **{field: 2}))
     assert answer.status == 503, answer.data
     assert answer.error["code"] == "no_engine"
-
-
-@pytest.fixture(scope="module")
-def vllm(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
-    """A prefill engine with blocks of 32 tokens, and a decode engine with blocks of 128."""
-    made = (
-        fleet.prepare("vllm-prefill", "prefill", block_size=32),
-        fleet.prepare("vllm-decode", "decode", block_size=128),
-    )
-    fleet.start(*made)
-    yield made
-    for one in made:
-        one.process.stop()
-
-
-def test_from_vllm_to_sglang(sglang: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
-    """vLLM samples the first token when its blocks are staged already; SGLang goes on from it."""
-    _exact(sglang, vllm[0], sglang.decode, sglang.alone, matrix)
-
-
-def test_from_sglang_to_vllm(sglang: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
-    """vLLM computes the last token of the prompt itself."""
-    _exact(sglang, sglang.prefill, vllm[1], vllm[1], matrix)
 
 
 def test_a_handoff_nobody_fetches_ends_at_its_deadline(sglang: Engines) -> None:
