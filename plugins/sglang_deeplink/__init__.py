@@ -8,7 +8,7 @@ This module is imported by every SGLang process, wanted or not, so it imports no
     prompt      what of a request its cache depends on, and what cannot be handed over
     adapter     SGLang's cache pool and model config -> cache, layout and contract
     probe       the proof, at start-up, that the declared layout is the real one
-    manager     one per scheduler process: the endpoint, and what has ended
+    process     one per scheduler process: the endpoint, and what has ended
     sender      one per request of a prefill engine
     receiver    one per request of a decode engine
     results     the first token, out of a request and into SGLang's buffers for it

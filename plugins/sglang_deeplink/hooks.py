@@ -78,7 +78,7 @@ def _kv_class(original: Callable[[Any, Any], Any], transfer_backend: Any, class_
         return original(transfer_backend, class_type)
     from sglang.srt.disaggregation.base import KVArgs
 
-    from sglang_deeplink.manager import DeepLinkKVBootstrapServer, DeepLinkKVManager
+    from sglang_deeplink.process import DeepLinkKVBootstrapServer, DeepLinkKVManager
     from sglang_deeplink.receiver import DeepLinkKVReceiver
     from sglang_deeplink.sender import DeepLinkKVSender
 

@@ -18,7 +18,7 @@ from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.ticket import Ticket
 from sglang_deeplink import passage, prompt, results
-from sglang_deeplink.manager import DeepLinkKVManager
+from sglang_deeplink.process import DeepLinkKVManager
 from sglang_deeplink.rooms import Meeting
 
 log = logging.getLogger("sglang.deeplink")

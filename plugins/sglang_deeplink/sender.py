@@ -15,7 +15,7 @@ from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.handoff import FINAL
 from deeplink.kvconnector.ticket import Ticket
 from sglang_deeplink import passage, prompt, results, rooms
-from sglang_deeplink.manager import DeepLinkKVManager
+from sglang_deeplink.process import DeepLinkKVManager
 
 log = logging.getLogger("sglang.deeplink")
 

@@ -89,7 +89,7 @@ def request(tokens: int, host: str | None, **fields: object) -> SimpleNamespace:
 
 def manager(side: Side, page_size: int, secret: bytes) -> Any:
     """One that is attached to this side of a loopback."""
-    from sglang_deeplink.manager import DeepLinkKVManager
+    from sglang_deeplink.process import DeepLinkKVManager
 
     made: Any = DeepLinkKVManager.__new__(DeepLinkKVManager)
     made.secret, made.epoch, made.page_size = secret, side.epoch, page_size
