@@ -14,6 +14,8 @@ import msgspec
 from deeplink.kvconnector.contract import Count
 
 MAX_TOP = 1024
+LogProb = Annotated[float, msgspec.Meta(le=2.0**128)]
+"""Rounding may leave it a little above 0. It is never NaN, which is not equal to itself and has no JSON."""
 
 
 class FirstToken(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -23,6 +25,6 @@ class FirstToken(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     token: Count
-    logprob: float | None = None
-    top: Annotated[tuple[tuple[Count, float], ...], msgspec.Meta(max_length=MAX_TOP)] = ()
+    logprob: LogProb | None = None
+    top: Annotated[tuple[tuple[Count, LogProb], ...], msgspec.Meta(max_length=MAX_TOP)] = ()
     cached: Count = 0
