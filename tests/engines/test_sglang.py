@@ -67,11 +67,13 @@ def vllm(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
         one.process.stop()
 
 
+@pytest.mark.long
 def test_from_vllm_to_sglang(sglang: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
     """vLLM samples the first token when its blocks are staged already; SGLang goes on from it."""
     _exact(sglang, vllm[0], sglang.decode, sglang.alone, matrix)
 
 
+@pytest.mark.long
 def test_from_sglang_to_vllm(sglang: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
     """vLLM computes the last token of the prompt itself."""
     _exact(sglang, sglang.prefill, vllm[1], vllm[1], matrix)
