@@ -201,7 +201,7 @@ def test_another_prompt_is_refused_by_name(stage: Stage) -> None:
     _, produce, consume = stage.tickets()
     sender = stage.sender(produce)
     stage.send_all(sender)
-    receiver = stage.receiver(consume, cache_salt="another")
+    receiver = stage.receiver(consume, origin_input_ids=list(range(1, TOKENS + 1)))
     receiver.send_metadata(stage.pages("decode"), 0, None, 0)
     assert until(receiver, SUCCESS, FAILED) == FAILED
     assert why(receiver).field == "prompt"
