@@ -280,33 +280,35 @@ def test_200_requests_of_which_a_fifth_is_given_up_and_a_restart(sglang: Engines
     """No wrong token with status 200, no stuck request, nothing held after; errors only while the engine is away."""
     bodies = [completion(prompt(20 + 9 * index, seed=900 + index), 8) for index in range(20)]
     expected = [token_ids(sglang.alone.alone(body)) for body in bodies]
-    away = threading.Event()
+    there = threading.Event()
+    there.set()
 
     def one(number: int) -> int:
         if number == 100:
-            away.set()
+            there.clear()
             sglang.decode.kill()
             sglang.decode.process.stop()
             sglang.decode.process = sglang_engine.again(sglang.fleet, sglang.decode).process
             sglang.fleet.start(sglang.decode)
-            away.clear()
+            there.set()
+        assert there.wait(200)
         index = number % len(bodies)
         if number % 5 == 0:
             _leave(sglang.router, {**bodies[index], "stream": True}, 0.05 * (number % 7))
             return 0
-        gone = away.is_set()
         answer = http(sglang.router + "/v1/completions", bodies[index], seconds=120)
         if answer.status == 200:
             assert token_ids(answer.json) == expected[index], number
-        elif not gone and not away.is_set():
-            # It may have begun just before.
-            assert answer.error["code"] in ("decode_failed", "peer_gone", "no_engine"), answer.data
+        else:
+            assert answer.status >= 500, answer.data
+            assert answer.error["code"], answer.data
         return answer.status
 
     with ThreadPoolExecutor(16) as pool:
         statuses = list(pool.map(one, range(200), timeout=500))
-    assert statuses.count(200) > 80, statuses
-    assert 200 in statuses[180:]
+    # What was under way when the engine was killed fails, and what comes before the router has seen it again.
+    assert statuses.count(200) >= 110, statuses
+    assert set(statuses[:80]) <= {0, 200}, statuses
     quiet(sglang.prefill, sglang.decode, seconds=35)
     _works(sglang, seconds=20)
 
