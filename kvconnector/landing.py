@@ -19,6 +19,7 @@ from deeplink.errors import Aborted, DeadlineExceeded, DigestMismatch, HandoffEr
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import digest
 from deeplink.kvconnector.arena import Lent
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.group import Group, Wire
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.plan import Chunk
@@ -59,6 +60,7 @@ class Load:
     converting: float = 0.0
     tokens: dict[int, int] = field(default_factory=dict)
     """How many tokens have landed, of each share."""
+    first: FirstToken | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from deeplink.errors import DeeplinkError, Reason
 from deeplink.kvconnector import digest
 from deeplink.kvconnector.channel import Channel, Part
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.staging import Piece, Staging
 from deeplink.kvconnector.ticket import Ticket
@@ -75,8 +76,8 @@ class Offer:
     staging has taken), which only the engine's thread writes.
 
     `wire` is the element type in which each cache group is staged, `ranges` the tokens of each that are offered, and
-    `marks` how far each is staged. `expected` claims will come, `served` of them are over. `ended` is set once, with
-    why.
+    `marks` how far each is staged. `expected` claims will come, `served` of them are over. `first` is there once it
+    was sampled. `ended` is set once, with why.
     """
 
     ticket: Ticket
@@ -93,6 +94,7 @@ class Offer:
     staged: list[Staged] = field(default_factory=list)
     claims: dict[bytes, Taking] = field(default_factory=dict)
     served: int = 0
+    first: FirstToken | None = None
     ended: Reason | None = None
 
     @property

@@ -42,6 +42,7 @@ class Need:
     chain: tuple[int, ...] = ()
     chains: Chains | None = None
     barred: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    generates: bool = False
 
 
 class Admission:
@@ -176,6 +177,7 @@ class Admission:
             return choose(
                 table,
                 handoff=need.handoff,
+                generates=need.generates,
                 pick=lambda work, engines: self._pick(need, work, engines),
                 shut=sound if only_sound else shut,
                 avoid=avoid,

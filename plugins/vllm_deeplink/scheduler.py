@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deeplink.errors import DeeplinkError, Refused, TicketRefused
 from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.ticket import Ticket
 from vllm_deeplink.identity import identity
@@ -133,6 +134,9 @@ class SchedulerHalf:
             return False
         if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
             self._orders.aborts.append(producing.ticket.handoff)
+        elif request.output_token_ids:
+            # For engines that go on from the whole prompt; another vLLM computes its last token itself.
+            self._orders.firsts.append((producing.ticket.handoff, FirstToken(request.output_token_ids[0])))
         self._held[request.request_id] = sum(map(len, producing.tables))
         return True
 

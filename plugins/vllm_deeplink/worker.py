@@ -92,6 +92,8 @@ class WorkerHalf:
     def start(self, orders: Orders) -> None:
         """Start what loads, stop what is no longer wanted. Does not wait."""
         endpoint = self._running
+        for handoff, first in orders.firsts:
+            endpoint.producer.conclude(handoff, first)
         for order in orders.loads:
             endpoint.consumer.load(order)
         for deny in orders.denies:

@@ -219,10 +219,10 @@ class Fleet:
         running.process = engines.process(running.engine, running.environment, self.overlay, self.folder)
         self.start(running)
 
-    def router(self, *running: Running, deadline: float = 30.0) -> str:
+    def router(self, *running: Running, deadline: float = 30.0, dispatch: str = "sequential") -> str:
         """A router in front of these engines; its URL."""
         (port,) = engines.free_ports(1)
-        lines = ["[router]", f"port = {port}", f"deadline = {deadline}"]
+        lines = ["[router]", f"port = {port}", f"deadline = {deadline}", f'dispatch = "{dispatch}"']
         for one in running:
             lines += ["[[engines]]", f'name = "{one.engine.name}"', f'url = "{one.url}"']
         return self._router(port, lines)
