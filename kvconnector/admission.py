@@ -12,6 +12,7 @@ from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.negotiate import STATE
 from deeplink.kvconnector.offer import Offer
+from deeplink.kvconnector.prompt import check_same
 
 
 def check_claim(offer: Offer, claim: ch.Claim, channel: ch.Channel, groups: Sequence[Group]) -> None:
@@ -32,14 +33,7 @@ def check_claim(offer: Offer, claim: ch.Claim, channel: ch.Channel, groups: Sequ
             theirs=", ".join(offer.wire),
             remedy="the router has an old contract of one of them; ask again",
         )
-    if claim.prompt != offer.prompt:
-        raise Refused(
-            "the two engines do not have the same prompt",
-            field="prompt",
-            ours=offer.prompt.hex(),
-            theirs=claim.prompt.hex(),
-            remedy="serve the same tokenizer and chat template on both engines",
-        )
+    check_same(offer.prompt, claim.prompt)
     for part in claim.parts:
         if part.group >= len(groups):
             raise ProtocolError(f"a claim on cache group {part.group} of {len(groups)}")

@@ -168,8 +168,9 @@ class Consumer:
             kv_bytes=load.moved,
             digest=load.total if self._verify else None,
             resumed=load.resumed,
+            converting=load.converting,
         )
-        self._ended.append(Outcome(load.order, reason))
+        self._ended.append(Outcome(load.order, reason, load.first))
 
     def _receive(self, load: Load) -> None:
         """From all sources at once; the first that fails ends the load."""

@@ -19,6 +19,7 @@ from deeplink.errors import Aborted, DeadlineExceeded, DigestMismatch, HandoffEr
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import digest
 from deeplink.kvconnector.arena import Lent
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.group import Group, Wire
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.plan import Chunk
@@ -42,7 +43,7 @@ def given_up() -> Aborted:
 class Load:
     """One order while it is carried out, into `groups` as they were when it was given. Of what arrives, the tiles of
     `sample` are verified. `writing` is held while blocks are written, and to set `over`: after that none is. `channels`
-    are those in use, guarded by `lock`."""
+    are those in use, guarded by `lock`. `converting` are the seconds that writing has taken."""
 
     order: Order
     groups: Sequence[Group]
@@ -56,8 +57,10 @@ class Load:
     moved: int = 0
     total: int = 0
     resumed: int = 0
+    converting: float = 0.0
     tokens: dict[int, int] = field(default_factory=dict)
     """How many tokens have landed, of each share."""
+    first: FirstToken | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -195,7 +198,9 @@ class Landings:
                 raise given_up()
             if wanted.tokens > 0:
                 producer = self.channel.peer.groups[taken.share.ours]
+                began = time.perf_counter()
                 taken.group.land(taken.wire, memory, producer, chunk, taken.table, wanted)
+                load.converting += time.perf_counter() - began
             _still_lent(lent)
             # A chunk may go on where the part has ended.
             taken.covered = min(chunk.stop, taken.stop)

@@ -1,14 +1,15 @@
 """The producer's side: gather finished prefill chunks into staging, and serve them to whoever holds the ticket.
 
-| method  | called by                          | may block |
-|---------|------------------------------------|-----------|
-| open    | engine thread, first prefill step  | no        |
-| fill    | engine thread, after each step     | no        |
-| pump    | engine thread, after each step     | no        |
-| lose    | engine thread, on preemption       | no        |
-| settled | engine thread, after the request   | no        |
-| abort   | any thread                         | no        |
-| serve   | the channel's thread of one claim  | yes, until the deadline |
+| method   | called by                          | may block |
+|----------|------------------------------------|-----------|
+| open     | engine thread, first prefill step  | no        |
+| fill     | engine thread, after each step     | no        |
+| conclude | engine thread, after sampling      | no        |
+| pump     | engine thread, after each step     | no        |
+| lose     | engine thread, on preemption       | no        |
+| settled  | engine thread, after the request   | no        |
+| abort    | any thread                         | no        |
+| serve    | the channel's thread of one claim  | yes, until the deadline |
 
 Engine blocks are read only inside `fill` and `pump`, on the engine's own thread, so they can be freed, preempted or
 reused the moment `settled` is true, whatever the peer does. Where they are on a device, both wait for what the engine
@@ -25,6 +26,7 @@ from deeplink.errors import Aborted, CastRefused, DeeplinkError, HandoffError, L
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.admission import check_claim, check_quit
 from deeplink.kvconnector.cast import between
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import FINAL, Ledger
 from deeplink.kvconnector.negotiate import STATE
@@ -117,6 +119,10 @@ class Producer:
             offer.tables, offer.computed = tables, computed
             self._gather(offer)
 
+    def conclude(self, name: str, first: FirstToken) -> None:
+        """Prefill has sampled the first token: for the consumers that asked for it."""
+        self._offers.conclude(name, first)
+
     def lose(self, name: str) -> None:
         """The blocks of the last `fill` are no longer this request's (preemption). What is staged stays good."""
         offer = self._offers.get(name)
@@ -157,6 +163,7 @@ class Producer:
         offer = offers.wait_for(ticket, lambda deadline: check_quit(channel, deadline))
         taking = offers.admit(offer, claim, channel)
         # A claim counts however it ends: refused ones and bugs too, or the staging would be held until the deadline.
+        first: FirstToken | None = None
         failure: DeeplinkError | None = HandoffError("the claim ended unexpectedly; see the prefill engine's log")
         try:
             check_claim(offer, claim, channel, self._groups)
@@ -172,13 +179,15 @@ class Producer:
                 self._transports,
                 offers.changed,
             ).move()
+            if claim.first:
+                first = offers.wait_for_first(offer, lambda deadline: check_quit(channel, deadline))
             failure = None
         except DeeplinkError as exc:
             failure = exc
             raise
         finally:
             offers.leave(offer, taking, channel, failure)
-        channel.send(ch.End(), offer.deadline)
+        channel.send(ch.End(first), offer.deadline)
 
     # -- staging ---------------------------------------------------------------------------------------------
 
@@ -218,11 +227,12 @@ class Producer:
             piece = self._staging.try_allocate(form.length(chunk.tokens))
             if piece is None:
                 return False
-            staged = False
+            staged, began = False, time.perf_counter()
             try:
                 group.stage(offer.tables[index], chunk, self._staging.view(piece), form.dtype)
                 staged = True
             finally:
+                offer.converting += time.perf_counter() - began
                 if not staged:
                     self._staging.release(piece)
             if not self._offers.stage(offer, Staged(index, chunk, piece)):

@@ -132,6 +132,7 @@ class Serving:
         if isinstance(message, ch.Grant):
             for one in self._waiting:
                 if one.number == message.index and not one.landed:
+                    one.early = self.offer.computed < self.offer.tokens
                     self._pushing.post(one, self._pushes(one, message.key))
                     return
         if isinstance(message, ch.Landed):
@@ -155,6 +156,7 @@ class Serving:
         taking, chunk = self.taking, one.staged.chunk
         taking.tokens[one.part] = taking.tokens.get(one.part, 0) + chunk.tokens
         taking.moved += one.length
+        taking.early += one.length * one.early
         if one.digests is None:
             taking.digested = False
         else:

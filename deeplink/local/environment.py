@@ -64,6 +64,25 @@ DEFAULT = "0.32.0"
 
 VLLM_CPU = VLLM_CPU_LOCKS[DEFAULT]
 
+LMDEPLOY_CPU = Lock(
+    name="lmdeploy-cpu-0.18.0",
+    file=Path(__file__).with_name("lmdeploy-cpu-0.18.0.lock"),
+    pythons=((3, 11), (3, 12), (3, 13)),
+    imports=("torch", "lmdeploy"),
+    first="torch==2.13.0+cpu",
+    fallback_index="https://download.pytorch.org/whl/cpu",
+)
+
+SGLANG_CPU = Lock(
+    name="sglang-cpu-0.5.23",
+    file=Path(__file__).with_name("sglang-cpu-0.5.23.lock"),
+    pythons=((3, 11),),
+    # Not sglang itself, which on CPU cannot be imported without what stands in for its kernels.
+    imports=("torch", "transformers", "xgrammar"),
+    first="torch==2.13.0+cpu",
+    fallback_index="https://download.pytorch.org/whl/cpu",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector import weights
+from deeplink.kvconnector import rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
@@ -192,17 +191,11 @@ def _flat(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -
 def read_model(vllm_config: VllmConfig) -> Model:
     """Model identity, with the weights fingerprint of the checkpoint on disk."""
     model = vllm_config.model_config
-    hf = model.hf_text_config
-    rope = {
-        name: getattr(hf, name)
-        for name in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-        if getattr(hf, name, None) is not None
-    }
     return Model(
         architecture=", ".join(model.architectures),
         layers=model.get_total_num_hidden_layers(),
         vocabulary=model.get_vocab_size(),
-        rope=json.dumps(rope, sort_keys=True, default=str),
+        rope=rope.canonical(model.hf_text_config),
         quantization=str(model.quantization or "none"),
         weights=weights.fingerprint(_folder(model.model, model.revision)),
     )

@@ -13,8 +13,10 @@
 | wait_for_save                          | worker      | .save               |
 | get_transfer_results, or before 0.30   | worker      | .results            |
 |   get_finished                         |             |                     |
+| get_kv_connector_stats                 | both        | .stats              |
+| build_prom_metrics                     | API server  | stats               |
 
-The last row is what the versions of vLLM have of their own: see `versions`.
+The row of the results is what the versions of vLLM have of their own: see `versions`.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from deeplink import config, secret
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.control import Blocks, Control
+from deeplink.kvconnector.registration import Presence, Registration
 from vllm_deeplink import adapter, versions
 from vllm_deeplink.orders import Orders, RankContract
+from vllm_deeplink.stats import DeepLinkPromMetrics, DeepLinkStats
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
     from vllm_deeplink.scheduler import SchedulerHalf
@@ -67,7 +72,9 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         self._settings = config.load(extra.get("config"))
         self._secret = secret.load(self._settings.secret_file)
         self._control_port = int(extra.get("control_port", 0))
+        self._register: dict[str, str] | None = extra.get("registration")
         self._control: Control | None = None
+        self._registration: Registration | None = None
         self._pool: BlockPool | None = None
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
@@ -91,9 +98,15 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         """All workers, by their places in the pipeline and the tensor-parallel group, have registered their cache:
         publish one contract for the engine."""
         contracts = [co.decode(rank.contract) for _, rank in sorted(metadata.items()) if isinstance(rank, RankContract)]
-        self._control = Control(co.merged(contracts), self._secret, self._blocks, adapter.load_tls(self._settings.kv))
-        port = self._control.start(self._settings.kv.host, self._control_port)
-        log.info("deeplink control endpoint on %s:%d", self._settings.kv.host, port)
+        contract, host = co.merged(contracts), self._settings.kv.host
+        self._control = Control(contract, self._secret, self._blocks, adapter.load_tls(self._settings.kv))
+        port = self._control.start(host, self._control_port)
+        log.info("deeplink control endpoint on %s:%d", host, port)
+        if (where := self._register) is not None:
+            control = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            presence = Presence(where["name"], where["url"], control, contract.epoch)
+            self._registration = Registration(where["router"], presence, self._secret)
+            self._registration.start()
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -107,6 +120,10 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         return self._scheduler.step(scheduler_output)
 
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        assert self._scheduler is not None
+        self._scheduler.reported(connector_output)
+
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         return self._scheduler.finished(request), None
@@ -116,6 +133,27 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         return self._scheduler.finished(request), None
+
+    # -- metrics ---------------------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> DeepLinkStats | None:
+        half = self._scheduler or self._worker
+        assert half is not None
+        return half.stats()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DeepLinkStats:
+        return DeepLinkStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> DeepLinkPromMetrics:
+        return DeepLinkPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def _blocks(self) -> Blocks:
         pool = self._pool
@@ -150,6 +188,8 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         """Nothing to save per layer: a chunk is staged whole, after the forward pass."""
 
     def shutdown(self) -> None:
+        if self._registration is not None:
+            self._registration.close()
         if self._worker is not None:
             self._worker.close()
         if self._control is not None:

@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from deeplink.errors import Reason
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.ticket import Ticket
 
@@ -48,18 +49,29 @@ class Deny:
     tables: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Withhold:
+    """A handoff that is not offered; the reason is for who comes to claim it."""
+
+    handoff: str
+    reason: Reason
+
+
 @dataclass(slots=True)
 class Orders(KVConnectorMetadata):
-    """Handoffs whose blocks are lost (preemption), prefills, loads, and what ended early.
+    """Handoffs whose blocks are lost (preemption) or that are not offered, prefills, loads, first tokens, and what has
+    ended early.
 
     The blocks of a load stay its request's until the worker reports the request received. `saved`: the worker has done
     what comes after the forward pass, which some versions of vLLM ask for twice.
     """
 
     lost: list[str] = field(default_factory=list)
+    withheld: list[Withhold] = field(default_factory=list)
     opens: list[Open] = field(default_factory=list)
     fills: list[Fill] = field(default_factory=list)
     loads: list[Order] = field(default_factory=list)
+    firsts: list[tuple[str, FirstToken]] = field(default_factory=list)
     denies: list[Deny] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
     cancels: list[Order] = field(default_factory=list)

@@ -17,10 +17,12 @@ from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.cast import parse_consent
 from deeplink.kvconnector.digest import SAMPLED
 from deeplink.kvconnector.endpoint import Endpoint, Settings
+from deeplink.kvconnector.tally import Tally, since
 from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
 from vllm_deeplink import adapter, probe
 from vllm_deeplink.orders import Orders, Settled
+from vllm_deeplink.stats import DeepLinkStats
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +39,7 @@ class WorkerHalf:
         self._config = config
         self._secret = secret
         self._endpoint: Endpoint | None = None
+        self._tallies: tuple[Tally, ...] = ()
         # Request -> its handoff, or None when the handoff could not be opened and there is nothing to wait for.
         self._producing: dict[str, str | None] = {}
         self._leaving: dict[str, str | None] = {}
@@ -89,6 +92,8 @@ class WorkerHalf:
     def start(self, orders: Orders) -> None:
         """Start what loads, stop what is no longer wanted. Does not wait."""
         endpoint = self._running
+        for handoff, first in orders.firsts:
+            endpoint.producer.conclude(handoff, first)
         for order in orders.loads:
             endpoint.consumer.load(order)
         for deny in orders.denies:
@@ -106,6 +111,8 @@ class WorkerHalf:
         producer = self._running.producer
         for handoff in orders.lost:
             producer.lose(handoff)
+        for one in orders.withheld:
+            self._running.withhold(one.handoff, one.reason)
         for open_ in orders.opens:
             try:
                 producer.open(open_.ticket, open_.prompt, open_.tokens)
@@ -145,6 +152,14 @@ class WorkerHalf:
         """The first block, in the first cache group, into which the tokens from `start` on are loaded."""
         size: int = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         return tables[0][start // size]
+
+    def stats(self) -> DeepLinkStats | None:
+        """What has ended since the last step, if anything has."""
+        if self._endpoint is None:
+            return None
+        now = self._endpoint.tallies()
+        ended, self._tallies = since(self._tallies, now), now
+        return DeepLinkStats.of(ended) if ended else None
 
     def close(self) -> None:
         if self._endpoint is not None:

@@ -48,12 +48,19 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="session")
 def unlike(fleet: Fleet) -> tuple[Running, Running]:
-    """A prefill engine with other weights of the same shape, and a decode engine that verifies no digest."""
+    """A prefill engine with other weights of the same shape, and a decode engine that verifies no digest and registers
+    with a router that need not be there."""
     careless = fleet.folder / "careless.toml"
     careless.write_text('[kv]\ndigest = "off"\n')
     return (
         fleet.prepare("other-weights", "prefill", block_size=64, model=fleet.variant()),
-        fleet.prepare("careless", "decode", block_size=128, config=careless),
+        fleet.prepare(
+            "careless",
+            "decode",
+            block_size=128,
+            config=careless,
+            flags=("--deeplink-router", f"http://127.0.0.1:{fleet.registry}"),
+        ),
     )
 
 

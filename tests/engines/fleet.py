@@ -167,6 +167,7 @@ class Fleet:
         self.config = folder / "engine.toml"
         self.config.write_text("")
         self.fault = folder / "fault"
+        (self.registry,) = engines.free_ports(1)
         self._processes: list[Process] = []
 
     def of(self, version: str) -> Environment:
@@ -221,14 +222,24 @@ class Fleet:
         running.process = engines.process(running.engine, running.environment, self.overlay, self.folder)
         self.start(running)
 
-    def router(self, *running: Running, deadline: float = 30.0) -> str:
+    def router(self, *running: Running, deadline: float = 30.0, dispatch: str = "sequential") -> str:
         """A router in front of these engines; its URL."""
         (port,) = engines.free_ports(1)
-        name = f"router-{port}"
-        file = self.folder / f"{name}.toml"
-        lines = ["[router]", f"port = {port}", f"deadline = {deadline}"]
+        lines = ["[router]", f"port = {port}", f"deadline = {deadline}", f'dispatch = "{dispatch}"']
         for one in running:
             lines += ["[[engines]]", f'name = "{one.engine.name}"', f'url = "{one.url}"']
+        return self._router(port, lines)
+
+    def registry_router(self, key: str) -> str:
+        """The router that engines may register with, of operators with this key; its URL."""
+        keys = self.folder / "operators"
+        keys.write_text(key)
+        lines = ["[router]", f"port = {self.registry}", f'admin_keys_file = "{keys}"']
+        return self._router(self.registry, lines)
+
+    def _router(self, port: int, lines: list[str]) -> str:
+        name = f"router-{port}"
+        file = self.folder / f"{name}.toml"
         file.write_text("\n".join(lines))
         process = Process(
             name,
@@ -266,17 +277,22 @@ def hand_over(prefill: Running, decode: Running, body: dict[str, Any], seconds: 
 
 def claim(prefill: Running, decode: Running, body: dict[str, Any], seconds: float = 60) -> tuple[Answer, str]:
     """The same, whatever the decode engine answers."""
-    ours, theirs = prefill.contract, decode.contract
-    agreement = negotiate(ours, theirs)
-    assert isinstance(agreement, Agreement), agreement
-    name = tickets.new_handoff()
-    ticket = tickets.mint(tickets.issue(name, ours, theirs, agreement, int(seconds * 1000)), secret.load())
+    name, ticket = ticketed(prefill, decode, seconds)
     produce, consume = (
         {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}} for side in ("produce", "consume")
     )
     prefilled = http(prefill.url + "/v1/completions", {**body, "max_tokens": 1, **produce}, seconds=seconds)
     assert prefilled.status == 200, prefilled.data
     return http(decode.url + "/v1/completions", {**body, **consume}, seconds=seconds), name
+
+
+def ticketed(prefill: Running, decode: Running, seconds: float = 60) -> tuple[str, str]:
+    """A handoff's name and its ticket."""
+    ours, theirs = prefill.contract, decode.contract
+    agreement = negotiate(ours, theirs)
+    assert isinstance(agreement, Agreement), agreement
+    name = tickets.new_handoff()
+    return name, tickets.mint(tickets.issue(name, ours, theirs, agreement, int(seconds * 1000)), secret.load())
 
 
 def quiet(*running: Running, seconds: float = 2.0) -> None:

