@@ -12,19 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import HERE, say
 from fleet import http
 
 from deeplink.local import engines, environment, model, overlay, step
 from deeplink.local.environment import Environment
 from deeplink.local.process import Process
 
+HERE = Path(__file__).parent
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 DTYPE = "bfloat16"
 START_SECONDS = 400.0
 TOKENS = 32
 # The last is longer than what is prefilled at once, so that it comes in pieces.
 LENGTHS = (5, 17, 64, 150, 300)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 @pytest.fixture(scope="module")
