@@ -69,13 +69,12 @@ class Exchange:
         model = adapter.read_model(engine, folder)
         casts = tuple(str(parse_consent(text)) for text in settings.casts)
         tls = Tls.load(settings.tls.certificate, settings.tls.key, settings.tls.ca) if settings.tls else None
-        verify = settings.digest == "always"
         self._milliseconds = int(settings.foreign_seconds * 1000)
         self._secret = shared.load()
         self._epoch = secrets.token_hex(12)
         self._endpoint = Endpoint(
             (group,),
-            Settings(settings.host, settings.staging, settings.chunk, verify, tls),
+            Settings.of(settings, tls),
             self._secret,
             self._epoch,
             start(
@@ -83,7 +82,7 @@ class Exchange:
                 settings.host,
                 self._secret,
                 settings.trust,
-                verify,
+                settings.digest == "always",
                 {"tcp": {"tls": tls, "streams": settings.streams}},
             ),
             lambda channel, transports: adapter.make_contract(
