@@ -168,8 +168,9 @@ def test_another_prompt_is_refused(make: Callable[..., Exchange]) -> None:
 def test_another_adapter_is_another_prompt(make: Callable[..., Exchange]) -> None:
     prefill, decode = pair(make)
     number = prefill.offer(PROMPT, ["lora=a"], [1, 2, 3, 4])
-    with pytest.raises(Refused, match="same prompt"):
+    with pytest.raises(Refused, match="same lora") as caught:
         asyncio.run(decode.load(1, PEER, [number], PROMPT, ["lora=b"], [5]))
+    assert caught.value.field == "lora"
 
 
 def test_other_weights_are_refused_when_they_are_connected(make: Callable[..., Exchange]) -> None:
