@@ -59,9 +59,6 @@ def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
     """Refuse at start-up, by the name of the setting, what this release cannot hand over."""
     parallel = vllm_config.parallel_config
     for field, value in (
-        # Two workers of one CPU engine sometimes stall in a load until its deadline; until that is understood, refused.
-        ("tensor-parallel-size", parallel.tensor_parallel_size),
-        ("pipeline-parallel-size", parallel.pipeline_parallel_size),
         ("data-parallel-size", parallel.data_parallel_size),
         ("decode-context-parallel-size", parallel.decode_context_parallel_size),
         ("prefill-context-parallel-size", parallel.prefill_context_parallel_size),

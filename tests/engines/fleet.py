@@ -40,6 +40,8 @@ _TINY = {
 }
 _PATTERN = ["sliding_attention", "sliding_attention", "full_attention"]
 TINY_MODELS: dict[str, dict[str, Any]] = {
+    "four-heads": {**_TINY, "model_type": "llama", "num_key_value_heads": 4},
+    "one-head": {**_TINY, "model_type": "llama", "num_key_value_heads": 1},
     "hybrid": {
         **_TINY,
         "model_type": "gemma3_text",
@@ -50,7 +52,7 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 32,
     },
 }
-"""SmolLM2 has one kind of attention."""
+"""SmolLM2 has 9 heads and 3 KV heads, which no two ranks can share, and one kind of attention."""
 
 PLUGINS = Path(__file__).with_name("plugins")
 START_SECONDS = 400.0
