@@ -75,6 +75,22 @@ class EngineEntry(_Strict):
         return self
 
 
+class RouteEntry(_Strict):
+    """Where a placement sends a part of the requests of some lengths. Without any, all engines are for all requests."""
+
+    up_to: Annotated[
+        int | None, Field(ge=1, description="the longest prompt, in estimated tokens, that it is for; default: any")
+    ] = None
+    prefill: Annotated[tuple[str, ...], Field(min_length=1, description="names of the engines that prefill")]
+    decode: Annotated[
+        tuple[str, ...], Field(min_length=1, description="those that decode; the same where each does all of a request")
+    ]
+    weight: Annotated[
+        float,
+        Field(gt=0, allow_inf_nan=False, description="its share of these requests, relative to the other routes'"),
+    ] = 1.0
+
+
 class RouterTlsSection(_Strict):
     """PEM files; relative paths are taken from where the process runs."""
 
@@ -136,7 +152,8 @@ class KVSection(_Strict):
     staging: Annotated[int, Field(gt=0, description="staging memory, bytes, per direction")] = 256 << 20
     chunk: Annotated[int, Field(gt=0, le=MAX_CHUNK, description="largest chunk of one push, bytes")] = 8 << 20
     digest: Annotated[
-        Literal["always", "off"], Field(description="verify a digest of every tile before it is loaded")
+        Literal["always", "sampled", "off"],
+        Field(description="of the decode engine: verify a digest of every tile, or of one in 8, before it is loaded"),
     ] = "always"
     on_failure: Annotated[
         Literal["fail", "recompute"],
@@ -147,6 +164,10 @@ class KVSection(_Strict):
         Field(description='lossy casts consented to, such as "bfloat16->float16" or "*->float16"'),
     ] = ()
     streams: Annotated[int, Field(ge=0, le=16, description="connections per link of tcp; 0: as many as help")] = 0
+    foreign_seconds: Annotated[
+        float,
+        Field(ge=0, le=86400, description="how long a handoff may take that another router paired; 0: it is refused"),
+    ] = 0.0
     tls: TlsSection | None = None
     trust: Annotated[
         Literal["peers", "fabric"],
@@ -154,17 +175,34 @@ class KVSection(_Strict):
     ] = "peers"
 
 
+class RegistrationSection(_Strict):
+    """How an engine tells a router that it is there. Without a router it does not."""
+
+    router: Annotated[str, Field(pattern=r"^(https?://[^/\s]+/?)?$", description="the router's URL")] = ""
+    name: Annotated[
+        str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", description="what this engine is called; default: its address")
+    ] = ""
+    url: Annotated[
+        str, Field(pattern=r"^(https?://[^/\s]+)?$", description="where the router reaches this engine's API")
+    ] = ""
+
+
 class Config(_Strict):
     secret_file: Path | None = None
     router: RouterSection = RouterSection()
     kv: KVSection = KVSection()
+    registration: RegistrationSection = RegistrationSection()
     engines: tuple[EngineEntry, ...] = ()
+    routes: tuple[RouteEntry, ...] = ()
 
     @model_validator(mode="after")
     def _unique_names(self) -> Config:
         names = [engine.name for engine in self.engines]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"engine name used twice: {', '.join(twice)}")
+        for index, route in enumerate(self.routes):
+            if unknown := sorted({*route.prefill, *route.decode}.difference(names)):
+                raise ValueError(f"routes[{index}] names an engine that is not listed: {', '.join(unknown)}")
         return self
 
 

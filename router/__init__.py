@@ -29,10 +29,11 @@ Choice, which engine or which pair:
     load       what every engine has to do              prefix     what it probably holds
     breaker    leaving a failing engine alone           queue      waiting while all are full
     fleet      what is known about every engine now     listed     engines of the file
-    registered engines that register themselves         shared     what several routers share through Redis
-    parts      where the application keeps its parts    tracing    spans for OpenTelemetry
+    routes     which engines a length is for            shared     what several routers share through Redis
+    registered engines that register themselves         tracing    spans for OpenTelemetry
+    parts      where the application keeps its parts
 
 Only `app`, `admin`, `page`, `parts` and `serve` know the HTTP server, only `upstream` and `control` the HTTP client.
-`choice`, `engine`, `declared`, `said`, `policies`, `prefix`, `kv_events`, `kv_index`, `kv_sequence`, `breaker`, `load`,
-`retry`, `paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
+`choice`, `engine`, `declared`, `said`, `routes`, `policies`, `prefix`, `kv_events`, `kv_index`, `kv_sequence`,
+`breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
 """

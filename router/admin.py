@@ -94,7 +94,7 @@ async def _register(request: web.Request) -> web.StreamResponse:
 
 
 async def _leave(request: web.Request) -> web.StreamResponse:
-    request.app[REGISTERED].leave(request.match_info["name"])
+    request.app[REGISTERED].leave(request.match_info["name"], request.query.get("epoch"))
     return web.Response(status=204)
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from deeplink.config import RouterSection
+from deeplink.config import RouteEntry, RouterSection
 from deeplink.errors import DeeplinkError, Overloaded
 from deeplink.registry import Registry
 from deeplink.router import prefix
 from deeplink.router.breaker import Breaker
-from deeplink.router.choice import Pair, Plain, Shut, choose, readers
+from deeplink.router.choice import Pair, Plain, Shut, Table, choose, readers
 from deeplink.router.engine import Engine
 from deeplink.router.fleet import Fleet
 from deeplink.router.kv_index import Index
@@ -25,6 +25,7 @@ from deeplink.router.load import Hold, Load
 from deeplink.router.policy import Policy, Snapshot, View, Work
 from deeplink.router.prompts import Chains
 from deeplink.router.queue import Queue
+from deeplink.router.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,20 @@ class Need:
     chain: tuple[int, ...] = ()
     chains: Chains | None = None
     barred: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    generates: bool = False
 
 
 class Admission:
     """Raises PluginError on making if the configuration names a policy that no plugin has. `guessed` counts requests
     whose tokens were not known although a policy looks them up."""
 
-    def __init__(self, fleet: Fleet, section: RouterSection, policies: Registry[Policy]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        section: RouterSection,
+        policies: Registry[Policy],
+        routes: Sequence[RouteEntry] = (),
+    ) -> None:
         self._fleet = fleet
         self._section = section
         self._policies = {
@@ -62,6 +70,7 @@ class Admission:
         self.queue = Queue(section.queue, section.queue_seconds)
         self.draining: set[str] = set()
         self._prefixes = prefix.Prefixes()
+        self._routes = Routes(routes)
         self._breakers: dict[str, Breaker] = {}
         self._epochs: dict[str, str] = {}
         self._turn = 0
@@ -160,14 +169,22 @@ class Admission:
     def _choose(self, need: Need, avoid: frozenset[str]) -> Plain | Pair:
         self._turn += 1
         self._stride = 1
-        return choose(
-            self._fleet.table,
-            handoff=need.handoff,
-            pick=lambda work, engines: self._pick(need, work, engines),
-            shut=self.shut(),
-            avoid=avoid,
-            barred=need.barred,
-        )
+        shut = self.shut()
+        sound = {name: replace(why, doubted=False) for name, why in shut.items()}
+        sound |= {name: Shut("it has just failed") for name in avoid}
+
+        def among(table: Table, only_sound: bool) -> Plain | Pair:
+            return choose(
+                table,
+                handoff=need.handoff,
+                generates=need.generates,
+                pick=lambda work, engines: self._pick(need, work, engines),
+                shut=sound if only_sound else shut,
+                avoid=avoid,
+                barred=need.barred,
+            )
+
+        return self._routes.choose(self._fleet.table, need.tokens, among)
 
     def _pick(self, need: Need, work: Work, engines: Sequence[Engine]) -> Engine:
         policy = self._policies[work]

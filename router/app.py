@@ -116,7 +116,7 @@ async def _parts(
     try:
         async with Fleet(config, control, patience, kinds) as fleet:
             app[UPSTREAM], app[FLEET] = upstream, fleet
-            admission = app[ADMISSION] = Admission(fleet, config.router, policies)
+            admission = app[ADMISSION] = Admission(fleet, config.router, policies, config.routes)
             app[METRICS] = Metrics(fleet, admission)
             app[FLOW] = Flow(fleet, admission, upstream, control, secret, config.router)
             listed = app[LISTED] = Listed(path, config, fleet)

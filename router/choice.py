@@ -111,6 +111,7 @@ def choose(
     of: Table,
     *,
     handoff: bool,
+    generates: bool = False,
     pick: Pick,
     shut: Mapping[str, Shut] = MappingProxyType({}),
     avoid: frozenset[str] = frozenset(),
@@ -119,10 +120,11 @@ def choose(
     """The engine or pair that `pick` takes: first who prefills, then who decodes with what that one hands over.
 
     With `handoff` the request is split where the engines are meant for that (`splits`), and without it where no engine
-    can serve alone; but not between engines of the kinds in `barred`, which say by which field of the request. Engines
-    in `avoid` are taken only if there is no other, those in `shut` never, unless all are only doubted. Raises
-    Overloaded if only full ones are left; NoEngine, naming who is down or shut and why; if every pair refuses, the
-    Refused that says in which field; or InvalidRequest, if only a pair could serve it and the request's field bars it.
+    can serve alone; but not between engines of the kinds in `barred`, which say by which field of the request. One that
+    `generates` and is not split needs an engine that does all of it (`Engine.whole`). Engines in `avoid` are taken only
+    if there is no other, those in `shut` never, unless all are only doubted. Raises Overloaded if only full ones are
+    left; NoEngine, naming who is down or shut and why; if every pair refuses, the Refused that says in which field; or
+    InvalidRequest, if only a pair could serve it and the request's field bars it.
     """
     if handoff and splits(of.engines) and (not barred or not _all_barred(of, barred)):
         return _pair(_without(of, barred), pick, shut, avoid)
@@ -138,6 +140,11 @@ def choose(
                 field=field,
             )
         raise _none("decode", of.engines)
+    if generates and not (usable := [engine for engine in usable if engine.whole]):
+        raise NoEngine(
+            "no engine that is up can serve this request by itself, and it is not one that is handed over",
+            remedy="ask for one answer to one prompt, or add an engine that both prefills and decodes",
+        )
     return Plain(pick("decode", _preferred(_open(usable, _name, shut), _name, avoid)))
 
 

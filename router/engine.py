@@ -90,3 +90,8 @@ class Engine:
         if self.foreign:
             return self.role == ALONE or (self.consumes and self.said is not None and self.said.alone)
         return self.consumes
+
+    @property
+    def whole(self) -> bool:
+        """Whether it can generate from beginning to end. An engine that consumes may be one that cannot prefill."""
+        return self.contract is None or self.contract.alone

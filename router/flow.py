@@ -135,6 +135,7 @@ class Flow:
             prefix.hashes(bodies.text(body)) if self._admission.reads_prompts else (),
             chains,
             self._barred(exchange),
+            exchange.generates,
         )
 
     def _barred(self, exchange: Exchange) -> dict[str, str]:

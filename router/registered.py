@@ -43,6 +43,7 @@ class Registered:
         self._fleet = fleet
         self._shared = shared
         self._until: dict[str, float] = {}
+        self._epochs: dict[str, str] = {}
         shared.on_heard = self._heard_elsewhere
 
     async def heard(self, beat: Heartbeat) -> None:
@@ -58,6 +59,7 @@ class Registered:
         if beat.name not in known:
             log.info("engine %s has registered at %s", beat.name, beat.url)
         self._until[beat.name] = time.monotonic() + beat.seconds
+        self._epochs[beat.name] = beat.epoch
         self._fleet.put(beat.entry)
         self._shared.put(beat.entry, beat.seconds)
         engine = known.get(beat.name)
@@ -68,10 +70,12 @@ class Registered:
         if name in self._until:
             self._until[name] = max(self._until[name], time.monotonic() + seconds)
 
-    def leave(self, name: str) -> bool:
-        """The engine says that it goes. False if it had not registered."""
-        if self._until.pop(name, None) is None:
+    def leave(self, name: str, epoch: str | None = None) -> bool:
+        """The engine says that it goes. False if it had not registered, or if another of its incarnations than `epoch`
+        has registered meanwhile."""
+        if name not in self._until or epoch not in (None, self._epochs[name]):
             return False
+        del self._until[name], self._epochs[name]
         self._fleet.remove(name)
         self._shared.remove(name)
         log.info("engine %s has left", name)

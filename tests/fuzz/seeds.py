@@ -13,6 +13,7 @@ from deeplink.errors import Reason
 from deeplink.kvconnector import channel, contract, ticket
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.contract import Scales, local_address
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.transport.shm import LOANS
 from deeplink.kvconnector.wire import MAGIC
@@ -60,6 +61,7 @@ MESSAGES: list[channel.Message] = [
     channel.Sent(1),
     channel.Landed(2),
     channel.End(),
+    channel.End(FirstToken(17, -0.5, ((17, -0.5), (3, -1.25)), 64)),
     channel.Fail(Reason("peer_gone", "why", "field", "a", "b", "do this")),
     channel.Quit(Reason("aborted", "left")),
     channel.Ask("0" * 24),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from deeplink.errors import NoEngine, Overloaded, Refused
@@ -44,6 +45,16 @@ def test_a_pair_that_agrees_is_taken() -> None:
     assert isinstance(choice, Pair)
     assert names(choice) == ("p", "d")
     assert choice.agreement.exact
+
+
+def test_engines_that_serve_nothing_alone_get_what_is_handed_over_and_what_generates_nothing() -> None:
+    contract = msgspec.structs.replace(make_contract("decode"), alone=False)
+    engines = engine("p", "prefill"), replace(engine("d", "decode"), contract=contract)
+    assert names(pick(*engines, generates=True)) == ("p", "d")
+    assert names(pick(*engines, handoff=False)) == ("d",)
+    with pytest.raises(NoEngine, match="by itself"):
+        pick(*engines, handoff=False, generates=True)
+    assert names(pick(*engines, engine("e", "decode"), handoff=False, generates=True)) == ("e",)
 
 
 def test_who_prefills_is_picked_first_then_who_decodes_for_it() -> None:
