@@ -3,9 +3,9 @@
     python benchmarks/router.py --peers FOLDER [--json FILE] [--save] [--seconds N] [--rounds N]
 
 FOLDER has a virtual environment for each of `vllm-router`, `sglang-router` and `smg`, under that name; those that
-are not there are left out. wrk and nginx have to be on the PATH, uvloop and httptools beside deeplink. The router under test
-runs on one core, the mock engines (two) and the load on another. CPU time is the kernel's, of the router's whole tree
-of processes, so it holds where others share the machine; requests a second and latencies do not, and are beside a
+are not there are left out. wrk and nginx have to be on the PATH, uvloop and httptools beside deeplink. The router under
+test runs on one core, the mock engines (two) and the load on another. CPU time is the kernel's, of the router's whole
+tree of processes, so it holds where others share the machine; requests a second and latencies do not, and are beside a
 direct run.
 
 `deeplink` runs with a key for inference, limits, metrics, its access log and the policy that counts tokens;
