@@ -204,7 +204,7 @@ def test_requests_go_where_their_beginning_is() -> None:
 def test_an_address_that_is_none_is_told() -> None:
     async def test() -> None:
         async with Publisher() as publisher:
-            publisher.events = "tcp://127.0.0.1:99999"
+            publisher.events = "tcp://no such:1"
             async with listening(publisher) as (index, _, _):
                 await until(lambda: "cannot be heard" in index.why("a"))
 
