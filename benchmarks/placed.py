@@ -28,7 +28,7 @@ from deeplink.solver.place import place
 from deeplink.solver.placement import Placement
 
 NAME = "smollm2-135m"
-REQUESTS = 40
+REQUESTS = 24
 SHARED = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--kv-cache-memory-bytes", str(1 << 29)]
 PROMPTS, CONTEXTS, BATCHES = (64, 128, 256, 512), (128, 512), (1, 2)
 FLEET = """\
@@ -37,7 +37,7 @@ version = 1
 config = "config.json"
 name = "{name}"
 [workload]
-rate = 0.25
+rate = 0.2
 [[workload.lengths]]
 prompt = 96
 output = 24
