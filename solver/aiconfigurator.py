@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class _Tables:
         self.chip = chip
         path = self._path(folder, system, "gemm_perf_bf16")
         self.version = path.name.split("__")[1].removeprefix("vllm")
-        self.gemms = fitted(times(path, ("m", "n", "k"), 1e-3), lambda size: gemm(chip, *size))
+        self.gemms = fitted(times(path, ("m", "n", "k"), 1e-3), lambda size: gemm(chip, size[0], size[1], size[2]))
         columns = ("batch_size", "isl", "num_heads", "num_key_value_heads")
         path = self._path(folder, system, "context_attention_perf_bf16")
         self.contexts = fitted(times(path, columns, 1e-3), lambda size: context_attention(chip, *size))
@@ -67,7 +68,7 @@ class _Tables:
         path = self._path(folder, system, "generation_attention_perf_bf16")
         self.generations = fitted(times(path, columns, 1e-3), lambda size: generation_attention(chip, *size))
         path = self._path(folder, system, "custom_allreduce")
-        self.reduces = list(table.records(table.contents(path), str(path), ("num_gpus", "message_size")))
+        self.reduces = list(_reduces(path))
 
     def layer(self, shape: Shape, new: float, tp: int) -> float:
         heads, kv = shape.heads / tp, max(shape.kv_heads / tp, 1)
@@ -90,11 +91,7 @@ class _Tables:
 
     def _reduce(self, elements: float, tp: int) -> float:
         """Their sizes are elements: as bytes, the links would reach half of what they do."""
-        mine = sorted(
-            (float(row["message_size"]), float(row["latency"]) * 1e-3)
-            for _, row in self.reduces
-            if int(row["num_gpus"]) == tp and row["kernel_source"].endswith("graph")
-        )
+        mine = sorted((size, seconds) for chips, size, seconds in self.reduces if chips == tp)
         if not mine:
             raise RateError(f"no all-reduce of {tp} chips is in the table", field="tp", ours=str(tp))
         return between(mine, elements)
@@ -110,3 +107,13 @@ class _Tables:
                 remedy="export the table from aiconfigurator's parquet file",
             )
         return found[-1]
+
+
+def _reduces(path: Path) -> Iterator[tuple[int, float, float]]:
+    """Chips, elements and seconds of all-reduces as they are captured in a graph, which decode steps are."""
+    for line, row in table.records(
+        table.contents(path), str(path), ("kernel_source", "num_gpus", "message_size", "latency")
+    ):
+        number = partial(table.figure, row, name=str(path), line=line, least=1e-9)
+        if row["kernel_source"].endswith("graph"):
+            yield int(number("num_gpus")), number("message_size"), number("latency") * 1e-3
