@@ -10,6 +10,7 @@ from typing import Any
 from deeplink.errors import RateError
 from deeplink.solver import table
 from deeplink.solver.kernels import (
+    LAUNCH,
     Shape,
     between,
     context_attention,
@@ -24,7 +25,7 @@ from deeplink.solver.kernels import (
 from deeplink.solver.rates import Measurement
 from deeplink.solver.roofline import Chip
 
-SOURCE = "kernels of aiconfigurator {version} (Apache-2.0) put together; without launches and the host"
+SOURCE = "kernels of aiconfigurator {version} (Apache-2.0) put together; launches and the host guessed"
 CHIPS = {
     "NVIDIA A100 SXM 80GB": "a100_sxm",
     "NVIDIA H100 SXM": "h100_sxm",
@@ -48,7 +49,7 @@ def read(folder: Path, chip: Chip, config: Mapping[str, Any], name: str, tp: int
         layer = made.layer(shape, new, tp)
         layer += made.context(shape, requests, tokens, tp) if phase == "prefill" else 0.0
         layer += made.generation(shape, requests, context, tp) if phase == "decode" else 0.0
-        seconds = shape.layers * layer + made.gemm_of(requests, shape.vocabulary / tp, shape.hidden)
+        seconds = shape.layers * (layer + LAUNCH) + made.gemm_of(requests, shape.vocabulary / tp, shape.hidden)
         rows.append(measurement(chip, name, tp, phase, requests, tokens, context, seconds, source))
     return rows
 

@@ -11,11 +11,11 @@ from typing import Any
 from deeplink.errors import RateError
 from deeplink.solver import model as models
 from deeplink.solver import table
-from deeplink.solver.kernels import ELEMENT, REACHED, Shape, between, gemm, grid, measurement, no_chip
+from deeplink.solver.kernels import ELEMENT, LAUNCH, REACHED, Shape, between, gemm, grid, measurement, no_chip
 from deeplink.solver.rates import Measurement
 from deeplink.solver.roofline import Chip, Step
 
-SOURCE = "operators of Vidur (microsoft/vidur @ 7d47513, MIT) put together; attention by the roofline, without the host"
+SOURCE = "operators of Vidur (microsoft/vidur @ 7d47513, MIT) put together; attention by the roofline, the host guessed"
 CHIPS = {"NVIDIA A100 SXM 80GB": "a100", "NVIDIA H100 SXM": "h100"}
 
 
@@ -38,7 +38,7 @@ def read(folder: Path, chip: Chip, config: Mapping[str, Any], name: str, tp: int
         told = 2 * between(reduces, new * shape.hidden * ELEMENT) if tp > 1 else 0.0
         attention = _attention(model, chip, Step(requests, tokens, context), tp)
         head = gemm(chip, requests, shape.vocabulary / tp, shape.hidden, REACHED)
-        seconds = shape.layers * (linear + told) + attention + head
+        seconds = shape.layers * (linear + told + LAUNCH) + attention + head
         rows.append(measurement(chip, name, tp, phase, requests, tokens, context, seconds, SOURCE))
     return rows
 
