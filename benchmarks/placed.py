@@ -30,7 +30,7 @@ from deeplink.solver.placement import Placement
 NAME = "smollm2-135m"
 REQUESTS = 24
 SHARED = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--kv-cache-memory-bytes", str(1 << 29)]
-PROMPTS, CONTEXTS, BATCHES = (64, 128, 256, 512), (128, 512), (1, 2)
+PROMPTS, CONTEXTS, BATCHES, REPEATS = (64, 128, 256, 512), (128, 512), (1, 2), 5
 FLEET = """\
 version = 1
 [model]
@@ -135,13 +135,14 @@ def _measured(running: up.Running, folder: Path) -> str:
             url=running.urls[member.name],
             chip=member.engine.chip,
             model=NAME,
-            prompts=PROMPTS if member.engine.role == "prefill" else (64,),
+            prompts=PROMPTS if member.engine.role == "prefill" else (),
             batches=(1,) if member.engine.role == "prefill" else BATCHES,
             contexts=CONTEXTS if member.engine.role == "decode" else (),
+            repeats=REPEATS,
         )
         rows += list(engine.measure(plan, _say))
     (folder / "rates.csv").write_text(table.write(rows))
-    handoffs = list(link.measure(running.router_url, configs.load(running.config), (64, 512), 3, _say))
+    handoffs = list(link.measure(running.router_url, configs.load(running.config), (64, 512), REPEATS, _say))
     (found,) = link.links(handoffs)
     _say(found.as_toml())
     return f"gb_per_s = {found.rate / 1e9:.4g}\nlatency_ms = {found.latency * 1e3:.4g}"
