@@ -5,6 +5,8 @@ engine has one thread and blocks of 128, for decode. It is solved without any me
 up`; the engines and the handoffs between them are measured as `deeplink measure` does; the fleet is solved again with
 these rates, and started again. Then requests with random arrivals go through the router, and their times are compared
 with what the placement predicts. Neither length of the workload is one that was measured.
+
+On two cores nothing else may run meanwhile: of two threads that wait for each other, both stand still when one does.
 """
 
 from __future__ import annotations
