@@ -3,6 +3,7 @@
     DeeplinkError
     ├── ConfigError               the file or a flag is wrong
     ├── PluginError               a plugin could not be loaded, or two use one name
+    │   └── UnsupportedOperator   a vendor has no such operator, or not for what it was called with
     ├── LayoutError               a layout text, or a cache that is not what its layout says
     ├── Refused                   two sides do not mean the same; names the field
     │   ├── TicketRefused         a ticket is forged, expired, replayed, or for another incarnation
@@ -88,6 +89,10 @@ class ConfigError(DeeplinkError):
 
 class PluginError(DeeplinkError):
     code = "plugin_error"
+
+
+class UnsupportedOperator(PluginError):
+    code = "unsupported_operator"
 
 
 class LayoutError(DeeplinkError):

@@ -15,7 +15,9 @@ import pluggy
 if TYPE_CHECKING:
     from deeplink.chips.profile import Profile
     from deeplink.kvconnector.transport.base import Transport
+    from deeplink.router.kinds import Kind
     from deeplink.router.policy import Policy
+    from lmdeploy_deeplink.operators.vendor import Vendor
 
 hookspec = pluggy.HookspecMarker("deeplink")
 hookimpl = pluggy.HookimplMarker("deeplink")
@@ -53,4 +55,22 @@ def deeplink_register_policies(register: Callable[[str, Policy], None]) -> None:
 
     Since 0.1. A policy is a pure function of a snapshot (`deeplink.router.policy`), called once or twice a request on
     the router's only thread, so it must be quick.
+    """
+
+
+@hookspec
+def deeplink_register_kinds(register: Callable[[str, Kind], None]) -> None:
+    """Call ``register(name, kind)``; the router uses it for engines whose ``kind`` is that name.
+
+    Since 0.1. `deeplink.router.kinds` says what a kind does: how an engine is looked at, and how two hand over. The
+    names deeplink and plain are the router's own.
+    """
+
+
+@hookspec
+def deeplink_register_operators(register: Callable[[str, Callable[[], Vendor]], None]) -> None:
+    """Call ``register(name, load)`` once per vendor of fused operators; ``load()`` gives a `Vendor`.
+
+    Since 0.1. `load` is called when the vendor is wanted, not before; that is where its runtime is imported. It raises
+    PluginError where the vendor cannot run, saying why. `lmdeploy_deeplink.operators` says what each operator means.
     """

@@ -11,6 +11,7 @@ from deeplink import __version__
 COMMANDS = {
     "bench": "how fast this machine hands over KV caches, beside what it could do",
     "chips": "which chips are here, and which engine plugin serves them",
+    "conform": "whether a vendor's fused operators mean what they should",
     "contract": "what an engine states, and whether two engines can hand over",
     "demo": "two unlike vLLM engines and a router on this machine, from nothing",
     "doctor": "what is here, what works, and what would be refused and why",
@@ -18,10 +19,14 @@ COMMANDS = {
     "measure": "what a running engine does, as a table of rates for the solver",
     "replan": "the least that has to change in a running placement",
     "router": "serve one OpenAI endpoint in front of the engines in deeplink.toml",
+    "serve": "an engine that has no plugin interface, with deeplink in it",
     "simulate": "what the placement of a fleet does with a trace, event by event",
     "solve": "which chips should do what: the best placement, proven",
     "up": "start a placement's engines and the router on this machine",
 }
+
+# Commands that live with their plugin: the command line alone knows where, and no part imports another for it.
+_OF_PLUGINS = {"conform": "lmdeploy_deeplink.conformance.command", "serve": "lmdeploy_deeplink.engine.command"}
 
 
 class _Lazy(click.Group):
@@ -31,7 +36,7 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"deeplink.cli.{cmd_name}").command
+        command: click.Command = import_module(_OF_PLUGINS.get(cmd_name, f"deeplink.cli.{cmd_name}")).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -78,7 +78,9 @@ async def router(
     config = configs.parse(
         {
             "router": {"port": 0, "poll": 0.1} | section,
-            "engines": [{"name": e.name, "url": e.url, "control": e.control, "kind": e.kind} for e in engines],
+            "engines": [
+                {"name": e.name, "url": e.url, "control": e.control, "kind": e.kind} | e.declared for e in engines
+            ],
             "routes": list(routes),
         },
         "test",

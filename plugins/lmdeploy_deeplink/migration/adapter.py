@@ -1,0 +1,187 @@
+"""LMDeploy's cache pools and model config, in kvconnector's terms. Tested with LMDeploy 0.18."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deeplink.errors import ConfigError, LayoutError
+from deeplink.kvconnector import weights
+from deeplink.kvconnector.cache import Cache
+from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
+from deeplink.kvconnector.convert import storage_dtype
+from deeplink.kvconnector.group import Group
+from deeplink.kvconnector.layout import Layout
+from deeplink.kvconnector.negotiate import FULL
+from deeplink.kvconnector.plan import Chunk
+from deeplink.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PACKED = "lmdeploy-cuda"
+DTYPES = ("bfloat16", "float16")
+ROLES = {"Prefill": "prefill", "Decode": "decode"}
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+_BLOCKS = 4
+"""How many of the first blocks are looked at for the proof; 3 and 1 are written, so strides and order count too."""
+_FIRST_CODE, _CODES = 0x0400, 0x7B00 - 0x0400
+"""Bit patterns that are finite, normal numbers in both types."""
+
+
+def check_supported(engine: Any) -> None:
+    """Refuse at start-up, by the name of the setting, what this release cannot hand over."""
+    config = engine.engine_config
+    for field, value, needed in (
+        ("role", config.role.name, tuple(ROLES)),
+        ("tp", config.tp, (1,)),
+        ("dp", config.dp, (1,)),
+        ("quant-policy", int(config.quant_policy), (0,)),
+        ("enable-prefix-caching", bool(config.enable_prefix_caching), (False,)),
+        ("kernel-block-size", engine.cache_config.kernel_block_size, (engine.cache_config.block_size,)),
+        ("window", max(engine.cache_config.window_size, 0), (0,)),
+    ):
+        if value not in needed:
+            raise ConfigError(
+                f"this release migrates only with one of: {field}",
+                field=field,
+                ours=str(value),
+                theirs=", ".join(map(str, needed)),
+            )
+
+
+def read_group(engine: Any, known: Registry[str]) -> Group:
+    """The cache with its arrays, from the live tensors, proven. Raises LayoutError for anything else."""
+    held = engine.executor.model_agent.cache_engine
+    pools = held.gpu_allocation.pools
+    if len(pools) != 1 or pools[0].entry_axis != 1:
+        raise LayoutError(
+            f"a cache of {len(pools)} pools; this release reads the one in which K and V of a block lie together",
+            field="layout",
+            ours=PACKED,
+        )
+    pool = pools[0].tensor
+    if pool.device.type != "cpu":
+        raise LayoutError(f"a cache in {pool.device} memory; this release reads host memory", field="device")
+    keys, values = ([layer[side] for layer in held.local_gpu_cache] for side in (0, 1))
+    blocks, block_size, heads, dim = keys[0].shape
+    dtype = str(keys[0].dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise LayoutError(f"a cache of {dtype}; this plugin reads {', '.join(DTYPES)}", field="dtype", theirs=dtype)
+    itemsize = keys[0].element_size()
+    size = 2 * block_size * heads * dim * itemsize
+    if tuple(pool.shape) != (len(keys), blocks, size) or not pool.is_contiguous():
+        raise LayoutError(
+            f"a pool of shape {tuple(pool.shape)}",
+            field="strides",
+            ours=str((len(keys), blocks, size)),
+            theirs=str(tuple(pool.shape)),
+            remedy="blocks that are padded are not read by this release",
+        )
+    total = engine.model_config.num_key_value_heads
+    if heads != total:
+        raise LayoutError(f"a cache of {heads} heads, of a model with {total}", field="heads", ours=str(total))
+    text = known.get(PACKED)
+    bound = Layout.parse(text).bind(heads=heads, head_dim=dim, block_size=block_size, blocks=blocks)
+    layers = tuple(range(len(keys)))
+    arrays = tuple(pool[layer].view(-1).numpy().view(storage_dtype(dtype)) for layer in layers)
+    cache = Cache(arrays, bound)
+    _prove(cache, keys, values)
+    return Group(CacheGroup(FULL, layers, total, dim, dtype, block_size, text), layers, (0, heads), cache)
+
+
+def _prove(cache: Cache, keys: list[Tensor], values: list[Tensor]) -> None:
+    """Write what says where it came from through the tensors that the engine's layers write to, and compare every byte.
+
+    Leaves the blocks zeroed.
+    """
+    import torch
+
+    bound = cache.bound
+    if bound.blocks < _BLOCKS:
+        raise LayoutError(f"a cache of {bound.blocks} blocks; it cannot be proven with fewer than {_BLOCKS}")
+    table = [3, 1]
+    tokens = len(table) * bound.block_size
+    for layer, array in enumerate(cache.layers):
+        for wire_SHTD in _codings(bound.heads, tokens, bound.head_dim, array.dtype):
+            expected = np.zeros(_BLOCKS * bound.block_elements, array.dtype)
+            Cache((expected,), replace(bound, blocks=_BLOCKS)).scatter(wire_SHTD[None], 0, table, Chunk(0, tokens))
+            live = array[: _BLOCKS * bound.block_elements]
+            live[:] = 0
+            for side, tensors in enumerate((keys, values)):
+                ordered = np.ascontiguousarray(wire_SHTD[side].transpose(1, 0, 2)).view(np.int16)
+                states = torch.from_numpy(ordered).view(tensors[layer].dtype)
+                with torch.inference_mode():  # in which they were made
+                    for place, block in enumerate(table):
+                        tensors[layer][block] = states[place * bound.block_size :][: bound.block_size]
+            wrong = np.flatnonzero(live != expected)
+            live[:] = 0
+            if wrong.size:
+                raise LayoutError(
+                    f"layer {layer} does not have the layout {PACKED}: {wrong.size} of {expected.size} elements differ",
+                    field="layout",
+                    remedy="this LMDeploy packs its cache differently; deeplink will not guess",
+                )
+
+
+def _codings(heads: int, tokens: int, dim: int, dtype: np.dtype[Any]) -> list[np.ndarray[Any, Any]]:
+    """Two codings ``[2, head, token, dim]``: one numbers the tokens, one everything else. Together they are unique."""
+    shape = (2, heads, tokens, dim)
+    by_token = np.broadcast_to(np.arange(tokens)[:, None], shape)
+    by_rest = np.broadcast_to(np.arange(2 * heads * dim).reshape(2, heads, 1, dim), shape)
+    return [(_FIRST_CODE + codes % _CODES).astype(dtype) for codes in (by_token, by_rest)]
+
+
+def read_model(engine: Any, folder: str) -> Model:
+    """Model identity, with the weights fingerprint of the checkpoint on disk."""
+    config = engine.model_config
+    hf = config.hf_config
+    rope = {name: getattr(hf, name) for name in _ROPE if getattr(hf, name, None) is not None}
+    quantization = getattr(hf, "quantization_config", None) or {}
+    return Model(
+        architecture=", ".join(hf.architectures),
+        layers=config.num_layers,
+        vocabulary=config.vocab_size,
+        rope=json.dumps(rope, sort_keys=True, default=str),
+        quantization=str(quantization.get("quant_method", "none")),
+        weights=weights.fingerprint(_folder(folder)),
+    )
+
+
+def _folder(model: str) -> Path:
+    """The checkpoint on disk: a folder, or what the hub client has already downloaded."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, local_files_only=True))
+
+
+def make_contract(
+    engine: Any,
+    group: Group,
+    model: Model,
+    epoch: str,
+    channel: str,
+    transports: dict[str, str],
+    casts: tuple[str, ...],
+) -> Contract:
+    from lmdeploy import __version__
+
+    config = engine.engine_config
+    rank = Rank(0, 0, 0, (group.heads,), (0, len(group.layers)), channel, transports)
+    return Contract(
+        engine="lmdeploy",
+        engine_version=__version__,
+        chip=config.device_type,
+        role=ROLES[config.role.name],
+        epoch=epoch,
+        model=model,
+        groups=(group.spec,),
+        ranks=(rank,),
+        casts=casts,
+    )

@@ -1,0 +1,36 @@
+"""The faults seeded into the reference vendor: which operator has one, and what is wrong. `faults` has the code."""
+
+from __future__ import annotations
+
+SEEDED = {
+    "squares_in_the_element_type": ("rms_norm", "the mean of squares underflows, or overflows, in 16 bits"),
+    "epsilon_underflows": ("rms_norm", "epsilon is rounded to float16, where 1e-8 is 0"),
+    "norm_before_the_sum": ("add_rms_norm", "the residual is added after the norm"),
+    "residual_not_added": ("add_rms_norm", "the sum that is given back lacks the hidden states"),
+    "halves_exchanged": ("silu_and_mul", "the activation is put on up"),
+    "wrong_rope_half": ("apply_rotary_pos_emb", "the sign of the half that is turned is on the other half"),
+    "neighbours_paired": ("apply_rotary_pos_emb", "neighbours are turned instead of halves"),
+    "all_of_the_head_turned": ("apply_rotary_pos_emb", "what lies beyond the angles is scaled too"),
+    "mask_off_by_one": ("paged_prefill_attention", "a query sees the token after it"),
+    "mask_from_the_left": ("paged_prefill_attention", "a later chunk is masked as if it were the first"),
+    "sequences_run_together": ("prefill_attention", "a sequence sees the one before it"),
+    "no_largest_taken_off": ("prefill_attention", "exp of large logits overflows"),
+    "scale_ignored": ("prefill_attention", "1 / sqrt(D) whatever the caller says"),
+    "output_written_too_early": ("prefill_attention", "rows are written while the query under them is still needed"),
+    "last_token_missed": ("paged_decode_attention", "the newest token is not seen"),
+    "heads_dealt_out_in_turn": ("paged_decode_attention", "query head h reads KV head h mod Hkv"),
+    "blocks_taken_in_order": ("paged_decode_attention", "the block table is not looked at"),
+    "stale_slots_read": ("paged_decode_attention", "the rest of the last block is read too"),
+    "slot_off_by_one": ("fill_kv_cache", "a token goes into the slot after its own"),
+    "values_not_written": ("fill_kv_cache", "the key's slots are filled, the value's are not"),
+    "zero_point_added": ("fill_kv_cache", "the zero point has the other sign"),
+    "weights_renormalized": ("moe_gating_topk_softmax", "the chosen probabilities are made to sum to 1"),
+    "experts_of_the_first_token": ("fused_moe", "all tokens go to the experts of the first"),
+    "gate_and_up_exchanged": ("fused_moe", "the activation is put on up"),
+    "sum_in_the_element_type": ("linear", "a long sum is kept in 16 bits"),
+    "groups_transposed": ("weight_quant_matmul", "every second row has the scale of its neighbour group"),
+    "truncated": ("dynamic_quant", "rounded towards zero"),
+    "one_scale_for_all": ("dynamic_quant", "the scale is that of the whole tensor"),
+    "scales_exchanged": ("linear_w8a8", "the bias is scaled as well"),
+    "rows_not_padded": ("transdata", "strips lie side by side instead of one after the other"),
+}
