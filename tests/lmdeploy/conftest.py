@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deeplink.local import environment, overlay
+from deeplink.local.environment import Environment
 
 HERE = Path(__file__).parent
 Program = Callable[..., Any]
@@ -33,6 +34,42 @@ def in_engine() -> Program:
         return json.loads(done.stdout)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def lmdeploy() -> Environment:
+    return environment.ensure(environment.LMDEPLOY_CPU, say)
+
+
+@pytest.fixture(scope="session")
+def in_lmdeploy(lmdeploy: Environment) -> Program:
+    """`in_lmdeploy("program.py", …)`: what a program of this folder prints, in LMDeploy's Python."""
+
+    def run(program: str, *argv: str | Path, given: str = "", seconds: float = 300) -> str:
+        done = subprocess.run(
+            [lmdeploy.python, HERE / program, *argv],
+            env={**os.environ, **variables()},
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def variables() -> dict[str, str]:
+    """Of an LMDeploy engine that finds this checkout and looks for nothing outside."""
+    return {
+        "PYTHONPATH": f"{overlay.ensure(say)}:{HERE}",
+        "PYTHONSAFEPATH": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "2",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def say(text: str) -> None:

@@ -9,7 +9,8 @@
 - ``--migration-backend deeplink``: one more `MigrationBackend`; with it an engine's connection is `Connection`, its
   loop offers a prompt's cache when it answers, and loads one without keeping others waiting; a request whose cache
   does not come fails alone; sessions whose cache is offered end, and free their blocks, when it is staged; and an
-  answer that offers one has its number as its id, which LMDeploy's router takes for a session's.
+  answer that offers one has its number as its id, which LMDeploy's router takes for a session's. A prefill engine
+  refuses prompts that it would have to compute in pieces, which LMDeploy does not get to the end of.
 """
 
 from __future__ import annotations
@@ -221,6 +222,9 @@ def _connection() -> Any:
             self.offered: dict[int, int] = {}
             self.tasks: set[asyncio.Task[None]] = set()
             engine.scheduler.deeplink = self.exchange
+            if engine.engine_config.role.name == "Prefill":
+                # LMDeploy computes the first piece of a longer prompt over and over, and answers nobody any more.
+                engine.max_session_len = min(engine.max_session_len, engine.engine_config.max_prefill_token_num)
 
         def p2p_initialize(self, init_request: Any) -> Any:
             described = DistServeKVTransferEndpointInfo(
