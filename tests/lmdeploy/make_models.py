@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 VOCABULARY = 1000
@@ -34,7 +34,10 @@ def main(target: str, seed: str) -> None:
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(target)
     words = {f"w{number}": number for number in range(VOCABULARY)}
     made = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="w2", unk_token="w0").save_pretrained(target)
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="w2", unk_token="w0")
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}w9"
+    tokenizer.save_pretrained(target)
 
 
 if __name__ == "__main__":

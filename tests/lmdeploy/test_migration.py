@@ -1,4 +1,4 @@
-"""Two real LMDeploy engines of unlike block sizes: prefill in one, decode in the other, on the cache that was handed over."""
+"""Two real LMDeploy engines of unlike block sizes: prefill in one, decode in the other, on the cache handed over."""
 
 from __future__ import annotations
 
