@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import HERE, say, variables
 
 from deeplink.local import environment, overlay
 from deeplink.local.environment import Environment
 
-HERE = Path(__file__).parent
 Program = Callable[..., Any]
 
 
@@ -59,18 +58,3 @@ def in_lmdeploy(lmdeploy: Environment) -> Program:
         return done.stdout
 
     return run
-
-
-def variables() -> dict[str, str]:
-    """Of an LMDeploy engine that finds this checkout and looks for nothing outside."""
-    return {
-        "PYTHONPATH": f"{overlay.ensure(say)}:{HERE}",
-        "PYTHONSAFEPATH": "1",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "2",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import say, variables
 from fleet import http
 from older import older
+from programs import say, variables
 
 from deeplink.local import engines, environment, model, overlay, step
 from deeplink.local.environment import Environment

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import variables
 from fleet import Answer, http
+from programs import variables
 
 from deeplink.local import engines, step
 from deeplink.local.environment import Environment
