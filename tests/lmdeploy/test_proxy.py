@@ -15,7 +15,7 @@ from deeplink.local import engines, step
 from deeplink.local.environment import Environment
 from deeplink.local.process import Process, wait_all_ready
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 START_SECONDS = 400.0
 RUN = "from lmdeploy.cli import run; run()"
 LENGTHS = (5, 16, 17, 63, 64, 65, 150)
