@@ -15,6 +15,8 @@ import argparse
 import gzip
 import json
 import random
+import time
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ from pathlib import Path
 from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink.router import policies, prefix
+from deeplink.router.kv_events import Stored
+from deeplink.router.kv_index import Index, chain
 from deeplink.router.load import Hold, Load
 from deeplink.router.policy import Policy, Snapshot, View
 
@@ -31,6 +35,8 @@ CHUNKS = BLOCK // prefix.CHUNK_TOKENS
 ENGINES = 8
 RATE = 8000.0
 """Tokens a second and engine: with nothing cached about two thirds of the time is spent."""
+PROMPT = 32 << 10
+"""Bytes, of four a token."""
 CACHE = 500_000
 """Tokens each engine's cache has room for."""
 
@@ -132,6 +138,31 @@ def read(path: Path) -> Iterator[Request]:
                 yield Request(one["timestamp"] / 1000, one["input_length"], tuple(one["hash_ids"]))
 
 
+def index_milliseconds(*, known: bool) -> float:
+    """CPU time of one choice by what engines say they hold, its tokens at hand: 64 engines, a prompt of 32 kB, of which
+    each holds another part. `known`: the prompt was looked up before."""
+    count, size = 64, 16
+    tokens = [random.Random(2).randrange(1 << 17) for _ in range(PROMPT // 4)]
+    index = Index()
+    for number in range(count):
+        index.follow(f"e{number}")
+        index.begin(f"e{number}")
+        part = tokens[: (number + 1) * len(tokens) // count // size * size]
+        blocks = tuple(range(len(part) // size))
+        index.apply(f"e{number}", [Stored(blocks, None, tuple(part), size, keyed=False)])
+    names, kept, spent = chain(tokens, size), array("I", tokens), []
+    for turn in range(300):
+        began = time.process_time()
+        held = index.held({size: names if known else chain(kept, size)})
+        views = tuple(
+            View(f"e{number}", cached=held.get(f"e{number}", 0), exact=not index.why(f"e{number}"))
+            for number in range(count)
+        )
+        assert policies.prefix(Snapshot("prefill", views, len(tokens), turn)) == count - 1
+        spent.append(time.process_time() - began)
+    return 1000 * sorted(spent)[len(spent) // 2]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
@@ -154,6 +185,8 @@ def main() -> None:
         Row("prefix_queue_vs_greedy", ours.p99, "s", far, greedy.p99),
         Row("hash_hit_vs_oracle", 100 * hashed.hit, "%", name, 100 * oracle.hit),
         Row("hash_queue_p99", hashed.p99, "s", mark, least.p99),
+        Row("exact_index_cpu_ms", index_milliseconds(known=False), "ms", "half a millisecond", 0.5, 1.0),
+        Row("exact_index_cpu_ms_known_prompt", index_milliseconds(known=True), "ms", "half a millisecond", 0.5),
     ]
     result = {"machine": machine(), "requests": len(trace), "rows": [row.as_json() for row in rows]}
     print(table(result["rows"]))

@@ -20,6 +20,7 @@ else:
 VARIABLE = "DEEPLINK_CONFIG"
 CONTROL_OFFSET = 1000
 PATHS = ("/v1/*", "/v2/*", "/tokenize", "/detokenize", "/embeddings", "/rerank", "/score", "/classify", "/pooling")
+ZMQ = r"^(tcp://[^/\s]+:\d{1,5}|ipc://\S+)?$"
 MAX_CHUNK = 256 << 20
 """Bytes. A chunk is announced with 8 bytes of digest per 16 tokens of one head's K or V, all in one frame of the
 channel, which is at most 4 MiB. With 32 elements of 2 bytes per token, as small as heads are, the largest chunk has
@@ -42,8 +43,22 @@ class EngineEntry(_Strict):
         description=f"the engine's control endpoint; default: same host, port + {CONTROL_OFFSET}",
     )
     kind: Annotated[
-        Literal["deeplink", "plain"], Field(description="plain: any OpenAI endpoint; it does all of a request itself")
+        str,
+        Field(pattern=r"^[a-z0-9-]+$", description="deeplink, plain (serves alone), or one that a plugin has"),
     ] = "deeplink"
+    role: Annotated[
+        Literal["prefill", "decode", "both", ""], Field(description="of kinds that do not say it themselves")
+    ] = ""
+    settings: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(min_length=1, max_length=256)]],
+        Field(max_length=64, description="of kinds without a contract: what must be equal for two to hand over"),
+    ] = {}
+    bootstrap: Annotated[
+        str, Field(pattern=r"^([^/\s@]+:\d{1,5})?$", description="host:port where a prefill engine's kind is looked up")
+    ] = ""
+    rank: Annotated[int | None, Field(ge=0, le=65535, description="which data-parallel rank behind the URL")] = None
+    events: Annotated[str, Field(pattern=ZMQ, description="where the engine publishes its cache events")] = ""
+    replay: Annotated[str, Field(pattern=ZMQ, description="where it can be asked for those that were missed")] = ""
     weight: Annotated[float, Field(gt=0, description="its share of the work, relative to the others'")] = 1.0
 
     @field_validator("url", "control")
@@ -58,6 +73,22 @@ class EngineEntry(_Strict):
         if not self.control:
             object.__setattr__(self, "control", control_url(self.url))
         return self
+
+
+class RouteEntry(_Strict):
+    """Where a placement sends a part of the requests of some lengths. Without any, all engines are for all requests."""
+
+    up_to: Annotated[
+        int | None, Field(ge=1, description="the longest prompt, in estimated tokens, that it is for; default: any")
+    ] = None
+    prefill: Annotated[tuple[str, ...], Field(min_length=1, description="names of the engines that prefill")]
+    decode: Annotated[
+        tuple[str, ...], Field(min_length=1, description="those that decode; the same where each does all of a request")
+    ]
+    weight: Annotated[
+        float,
+        Field(gt=0, allow_inf_nan=False, description="its share of these requests, relative to the other routes'"),
+    ] = 1.0
 
 
 class RouterTlsSection(_Strict):
@@ -102,6 +133,10 @@ class RouterSection(_Strict):
     deadline: Annotated[float, Field(gt=0, description="seconds from the choice to the KV being loaded")] = 120.0
     max_body: Annotated[int, Field(gt=0, description="largest request body, bytes")] = 32 << 20
     poll: Annotated[float, Field(gt=0, description="seconds between looks at each engine's contract")] = 1.0
+    tracing: Annotated[bool, Field(description="spans to OpenTelemetry, by its own environment variables")] = False
+    redis: Annotated[
+        str, Field(pattern=r"^((redis|rediss|unix)://\S+)?$", description="what several routers share is kept there")
+    ] = ""
 
 
 class TlsSection(_Strict):
@@ -117,7 +152,8 @@ class KVSection(_Strict):
     staging: Annotated[int, Field(gt=0, description="staging memory, bytes, per direction")] = 256 << 20
     chunk: Annotated[int, Field(gt=0, le=MAX_CHUNK, description="largest chunk of one push, bytes")] = 8 << 20
     digest: Annotated[
-        Literal["always", "off"], Field(description="verify a digest of every tile before it is loaded")
+        Literal["always", "sampled", "off"],
+        Field(description="of the decode engine: verify a digest of every tile, or of one in 8, before it is loaded"),
     ] = "always"
     on_failure: Annotated[
         Literal["fail", "recompute"],
@@ -139,17 +175,34 @@ class KVSection(_Strict):
     ] = "peers"
 
 
+class RegistrationSection(_Strict):
+    """How an engine tells a router that it is there. Without a router it does not."""
+
+    router: Annotated[str, Field(pattern=r"^(https?://[^/\s]+/?)?$", description="the router's URL")] = ""
+    name: Annotated[
+        str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", description="what this engine is called; default: its address")
+    ] = ""
+    url: Annotated[
+        str, Field(pattern=r"^(https?://[^/\s]+)?$", description="where the router reaches this engine's API")
+    ] = ""
+
+
 class Config(_Strict):
     secret_file: Path | None = None
     router: RouterSection = RouterSection()
     kv: KVSection = KVSection()
+    registration: RegistrationSection = RegistrationSection()
     engines: tuple[EngineEntry, ...] = ()
+    routes: tuple[RouteEntry, ...] = ()
 
     @model_validator(mode="after")
     def _unique_names(self) -> Config:
         names = [engine.name for engine in self.engines]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"engine name used twice: {', '.join(twice)}")
+        for index, route in enumerate(self.routes):
+            if unknown := sorted({*route.prefill, *route.decode}.difference(names)):
+                raise ValueError(f"routes[{index}] names an engine that is not listed: {', '.join(unknown)}")
         return self
 
 

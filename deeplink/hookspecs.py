@@ -15,6 +15,7 @@ import pluggy
 if TYPE_CHECKING:
     from deeplink.chips.profile import Profile
     from deeplink.kvconnector.transport.base import Transport
+    from deeplink.router.kinds import Kind
     from deeplink.router.policy import Policy
     from lmdeploy_deeplink.operators.vendor import Vendor
 
@@ -54,6 +55,15 @@ def deeplink_register_policies(register: Callable[[str, Policy], None]) -> None:
 
     Since 0.1. A policy is a pure function of a snapshot (`deeplink.router.policy`), called once or twice a request on
     the router's only thread, so it must be quick.
+    """
+
+
+@hookspec
+def deeplink_register_kinds(register: Callable[[str, Kind], None]) -> None:
+    """Call ``register(name, kind)``; the router uses it for engines whose ``kind`` is that name.
+
+    Since 0.1. `deeplink.router.kinds` says what a kind does: how an engine is looked at, and how two hand over. The
+    names deeplink and plain are the router's own.
     """
 
 

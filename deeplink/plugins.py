@@ -18,6 +18,7 @@ from deeplink.registry import Registry
 if TYPE_CHECKING:
     from deeplink.chips.profile import Profile
     from deeplink.kvconnector.transport.base import Transport
+    from deeplink.router.kinds import Kind
     from deeplink.router.policy import Policy
     from lmdeploy_deeplink.operators.vendor import Vendor
 
@@ -39,6 +40,7 @@ class Plugins:
     layouts: Registry[str] = field(default_factory=lambda: Registry("layout"))
     chips: Registry[Profile] = field(default_factory=lambda: Registry("chip"))
     policies: Registry[Policy] = field(default_factory=lambda: Registry("policy"))
+    kinds: Registry[Kind] = field(default_factory=lambda: Registry("kind of engine"))
     operators: Registry[Callable[[], Vendor]] = field(default_factory=lambda: Registry("vendor of operators"))
 
 
@@ -71,6 +73,7 @@ def load_plugins(found: Iterable[EntryPoint] | None = None) -> Plugins:
     plugins.manager.hook.deeplink_register_layouts(register=plugins.layouts.register)
     plugins.manager.hook.deeplink_register_chips(register=plugins.chips.register)
     plugins.manager.hook.deeplink_register_policies(register=plugins.policies.register)
+    plugins.manager.hook.deeplink_register_kinds(register=plugins.kinds.register)
     plugins.manager.hook.deeplink_register_operators(register=plugins.operators.register)
     return plugins
 

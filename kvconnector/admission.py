@@ -12,6 +12,7 @@ from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.negotiate import STATE
 from deeplink.kvconnector.offer import Offer
+from deeplink.kvconnector.prompt import check_same
 
 
 def check_claim(offer: Offer, claim: ch.Claim, channel: ch.Channel, groups: Sequence[Group]) -> None:
@@ -32,14 +33,7 @@ def check_claim(offer: Offer, claim: ch.Claim, channel: ch.Channel, groups: Sequ
             theirs=", ".join(offer.wire),
             remedy="the router has an old contract of one of them; ask again",
         )
-    if claim.prompt != offer.prompt:
-        raise Refused(
-            "the two engines do not have the same prompt",
-            field="prompt",
-            ours=offer.prompt.hex(),
-            theirs=claim.prompt.hex(),
-            remedy="serve the same tokenizer and chat template on both engines",
-        )
+    check_same(offer.prompt, claim.prompt)
     for part in claim.parts:
         if part.group >= len(groups):
             raise ProtocolError(f"a claim on cache group {part.group} of {len(groups)}")
@@ -69,11 +63,12 @@ def _check_tokens(offer: Offer, claim: ch.Claim, part: ch.Part, group: Group) ->
         )
     if group.spec.kind == STATE and claim.stop != offer.tokens:
         raise Refused(
-            f"the state after {offer.tokens} tokens is not the one after {claim.stop}",
+            f"the state after {offer.tokens} tokens is not the one after {claim.stop}, and cannot be made into it",
             field="tokens",
             ours=str(offer.tokens),
             theirs=str(claim.stop),
-            remedy="a model with a state is handed over with its whole prompt",
+            remedy=f"let the prefill engine hand over {claim.stop} tokens of this prompt, or the decode engine go on "
+            f"from {offer.tokens}; one that computes the last token itself needs the state before it",
         )
 
 

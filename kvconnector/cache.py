@@ -1,9 +1,13 @@
-"""An engine's KV cache as kvconnector sees it: flat arrays, and what their elements mean."""
+"""An engine's KV cache as kvconnector sees it: flat arrays, and what their elements mean.
+
+`Cache` is one in host memory; `deeplink.kvconnector.device_cache.DeviceCache` is one in a device's, whose arrays are
+torch tensors. What a `Group` needs of either are the methods here, and it does not know which it has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,16 +48,23 @@ class Cache:
         """The same memory, seen through these layers (counted in this cache) and heads ``[start, stop)`` alone."""
         tensors = self.bound.tensors
         arrays = tuple(array for at in layers for array in self.layers[at * tensors : (at + 1) * tensors])
-        return Cache(arrays, self.bound.only(*heads))
+        return replace(self, layers=arrays, bound=self.bound.only(*heads))
+
+    def as_of_now(self) -> Cache:
+        """The same memory, whose blocks a later `scatter` writes to only after whatever the calling thread has put on
+        their device by now. In host memory that has been done already: who calls has done it."""
+        return self
 
     def wire_shape(self, tokens: int) -> tuple[int, ...]:
         return convert.wire_shape(self.bound, self.depth, tokens)
 
     def gather(self, table: Sequence[int], chunk: Chunk, wire_LSHTD: npt.NDArray[Any]) -> None:
-        """Copy the chunk's tokens out of the blocks. The caller vouches that nobody writes to them meanwhile."""
+        """Copy the chunk's tokens out of the blocks; done when it returns. The caller vouches that nobody writes to
+        them, and that what has is done, or on a device, on the calling thread's current stream."""
         convert.gather(self.layers, self.bound, runs(table, self.bound.block_size, chunk), wire_LSHTD)
 
     def scatter(self, wire_LSHTD: npt.NDArray[Any], origin: int, table: Sequence[int], chunk: Chunk) -> None:
-        """Copy the chunk's tokens into the blocks. The wire begins at token `origin`; the caller owns the blocks."""
+        """Copy the chunk's tokens into the blocks; done when it returns. The wire begins at token `origin`; the caller
+        owns the blocks."""
         where = runs(table, self.bound.block_size, chunk, origin)
         convert.scatter(wire_LSHTD, self.bound, where, self.layers)

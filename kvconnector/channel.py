@@ -33,6 +33,8 @@ import msgspec
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason
 from deeplink.kvconnector import wire
 from deeplink.kvconnector.contract import MAX_BYTES, Contract, Count, Name, Text
+from deeplink.kvconnector.digest import ALL, Sample
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.negotiate import Agreement
 from deeplink.kvconnector.tally import Half, Tally
@@ -71,7 +73,9 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
 
     `claim` names this claim: after a broken link the consumer claims again under the same name, what it has not
     verified yet. Without parts it lets the producer go. It goes on at token `stop` of the prompt, which decides whether
-    a state is the right one. Who does not `verify` is sent no digests.
+    a state is the right one. Who does not `verify` is sent no digests; who verifies a `sample` is sent those of it, and
+    0 for the other tiles. With `first` the End comes when the producer has sampled the first token of the answer, and
+    brings it.
     """
 
     ticket: Annotated[str, msgspec.Meta(max_length=MAX_TICKET)]
@@ -82,6 +86,8 @@ class Claim(msgspec.Struct, frozen=True, tag="claim"):
     address: Text
     stop: Count = 0
     verify: bool = True
+    sample: Sample = ALL
+    first: bool = False
 
 
 class Accept(msgspec.Struct, frozen=True, tag="accept"):
@@ -114,7 +120,7 @@ class Landed(msgspec.Struct, frozen=True, tag="landed"):
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    pass
+    first: FirstToken | None = None
 
 
 class Fail(msgspec.Struct, frozen=True, tag="fail"):

@@ -7,6 +7,7 @@ the blocks in the order belong to the consumer: the engine must neither free nor
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from deeplink.errors import DeeplinkError, HandoffError, LayoutError, Reason, Refused
 from deeplink.kvconnector import channel as ch
+from deeplink.kvconnector.digest import Sample
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import FINAL, Ledger
 from deeplink.kvconnector.landing import Load, Taken, given_up
@@ -38,8 +40,10 @@ class Consumer:
         dial: Dial,
         *,
         verify: bool,
+        every: int = 1,
         rank: int = 0,
     ) -> None:
+        """With `verify`, what arrives is digested, one tile of `every` so many, and compared with what was staged."""
         self._groups = groups
         self._staging = staging
         self._quarantine = Quarantine(staging)
@@ -47,6 +51,7 @@ class Consumer:
         self._transports = transports
         self._dial = dial
         self._verify = verify
+        self._every = every
         self._rank = rank
         self._channels: Pool[ch.Channel] = Pool()
         self._loads: dict[str, Load] = {}
@@ -62,14 +67,18 @@ class Consumer:
     def load(self, order: Order) -> None:
         """Start loading. Never raises: what cannot start ends at once as failed.
 
-        So does an id that was loaded before: one incarnation claims an id once.
+        So does an id that was loaded before: one incarnation claims an id once. Where the cache is on a device, nothing
+        is written to the blocks before what the calling thread has put on its current stream there is done.
         """
         name = order.ticket.handoff
         if not self._ledger.begin(name, "consumer", "receiving"):
             reason = Reason("ticket_refused", "this handoff was claimed before", field="handoff", theirs=name)
             self._ended.append(Outcome(order, reason))
             return
-        load = Load(order, time.monotonic() + order.ticket.milliseconds / 1000)
+        deadline = time.monotonic() + order.ticket.milliseconds / 1000
+        # Another offset each time, so that a tile that is always wrong is not always missed.
+        sample = Sample(self._every, secrets.randbelow(self._every))
+        load = Load(order, [group.as_of_now() for group in self._groups], deadline, sample)
         with self._lock:
             self._loads[name] = load
             closed = self._closed
@@ -159,8 +168,9 @@ class Consumer:
             kv_bytes=load.moved,
             digest=load.total if self._verify else None,
             resumed=load.resumed,
+            converting=load.converting,
         )
-        self._ended.append(Outcome(load.order, reason))
+        self._ended.append(Outcome(load.order, reason, load.first))
 
     def _receive(self, load: Load) -> None:
         """From all sources at once; the first that fails ends the load."""
@@ -227,7 +237,7 @@ class Consumer:
                 if cancelled:
                     raise given_up()
                 shares = needs.take(held(channel.peer.groups, channel.peer.ranks[0]))
-                taken = tuple(filter(None, (self._take(order, channel, share, next(numbers)) for share in shares)))
+                taken = tuple(filter(None, (self._take(load, channel, share, next(numbers)) for share in shares)))
                 receiving = Receiving(
                     load,
                     address,
@@ -261,9 +271,9 @@ class Consumer:
         kept = self._channels.take(address)
         return kept or self._dial(address, min(load.deadline, time.monotonic() + DIAL_SECONDS)), kept is not None
 
-    def _take(self, order: Order, channel: ch.Channel, share: Share, number: int) -> Taken | None:
+    def _take(self, load: Load, channel: ch.Channel, share: Share, number: int) -> Taken | None:
         """None when none of the order's tokens is needed of it."""
-        group = self._groups[share.theirs]
+        order, group = load.order, load.groups[share.theirs]
         start, stop = group.wanted(order.start, order.stop)
         if start >= stop:
             return None

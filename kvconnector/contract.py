@@ -10,7 +10,8 @@ Wire versions:
 
 1.  First. Model identity with weights fingerprint, cache groups with layout text, ranks with addresses.
 2.  A rank states its layers, and its heads for each cache group, so that engines split differently can hand over; a
-    group states its window and its scales, without which an 8-bit cache or a sliding one has no meaning.
+    group states its window and its scales, without which an 8-bit cache or a sliding one has no meaning. `alone` was
+    added later: it changes nothing about what may be handed over, and a reader that does not know it loses nothing.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ class Rank(msgspec.Struct, frozen=True):
 class Contract(msgspec.Struct, frozen=True):
     """One engine's statement. `epoch` is new at every start; `role` is prefill, decode or both.
 
-    `casts` are the lossy casts its operator consents to, as ``source->target``.
+    `casts` are the lossy casts its operator consents to, as ``source->target``. `alone` says whether it can do all of a
+    request itself, whatever its role.
     """
 
     engine: Name
@@ -125,6 +127,7 @@ class Contract(msgspec.Struct, frozen=True):
     groups: Annotated[tuple[CacheGroup, ...], msgspec.Meta(min_length=1, max_length=64)]
     ranks: Annotated[tuple[Rank, ...], msgspec.Meta(min_length=1, max_length=1024)]
     casts: Annotated[tuple[Name, ...], msgspec.Meta(max_length=64)] = ()
+    alone: bool = True
 
     @property
     def produces(self) -> bool:

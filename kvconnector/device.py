@@ -1,24 +1,34 @@
 """Re-layout of caches that are torch tensors, on whatever device torch knows: between their blocks and a wire chunk in
 host memory.
 
-The moves are those of `deeplink.kvconnector.convert`, done by the device as strided copies into (or out of) one layer
-in wire form that lies there, which then crosses to the host as one piece. Elements are moved as integers, so any dtype
+The moves are those of `deeplink.kvconnector.convert`, done by the device as strided copies into (or out of) some layers
+in wire form that lie there, which then cross to the host as one piece. Elements are moved as integers, so any dtype
 of the right size does. This is the one module of kvconnector that uses torch, and only when it is called: the engine
 that has such tensors brings it.
 
-Work is put on the device's current stream; the caller vouches that what writes the blocks comes before it there. When
-a function returns, its copies are done.
+Who orders what, since a device does its work later and in streams:
+
+| function | its copies come after | returns |
+|---|---|---|
+| gather | what is on the calling thread's current stream | when they are done |
+| scatter | the same; with `after`, what that mark stands for, on a stream of its own | when they are done |
+| mark | | at once; it stands for what is on the calling thread's current stream by then |
+
+The caller vouches that what writes the blocks, or still reads them, is there: on that stream, or before it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from deeplink.errors import LayoutError
-from deeplink.kvconnector.convert import wire_shape
+from deeplink.errors import HandoffError, LayoutError
+from deeplink.kvconnector.convert import STORAGE, wire_shape
 from deeplink.kvconnector.layout import Bound
 from deeplink.kvconnector.moves import Into, Move, checked, moves
 from deeplink.kvconnector.plan import Run
@@ -30,46 +40,124 @@ Elements = npt.NDArray[Any]
 
 HOST = ("cpu",)
 """Devices whose memory is the host's, so that nothing has to cross."""
+SCRATCH = 32 << 20
+"""Bytes of layers in wire form on the device at a time, unless one has more: few calls, and little of its memory."""
 
 
 def gather(caches: Sequence[Tensor], bound: Bound, where: Iterable[Run], wire_LSHTD: Elements) -> None:
-    """Blocks to wire, as `deeplink.kvconnector.convert.gather`; the flat caches are torch tensors of one device."""
-    _copy(caches, bound, where, wire_LSHTD, "wire")
+    """Blocks to wire, as `deeplink.kvconnector.convert.gather`; the flat caches are torch tensors of one device.
+
+    Raises HandoffError when the device has no memory left for the copies.
+    """
+    _copy(caches, bound, where, wire_LSHTD, "wire", None)
 
 
-def scatter(wire_LSHTD: Elements, bound: Bound, where: Iterable[Run], caches: Sequence[Tensor]) -> None:
-    """Wire to blocks. Writes the elements of these tokens and no others."""
-    _copy(caches, bound, where, wire_LSHTD, "blocks")
+def scatter(
+    wire_LSHTD: Elements, bound: Bound, where: Iterable[Run], caches: Sequence[Tensor], after: Any = None
+) -> None:
+    """Wire to blocks. Writes the elements of these tokens and no others. `after` is a `mark`."""
+    _copy(caches, bound, where, wire_LSHTD, "blocks", after)
 
 
-def _copy(caches: Sequence[Tensor], bound: Bound, where: Iterable[Run], wire_LSHTD: Elements, into: Into) -> None:
+def mark(device: Any) -> Any:
+    """An event that comes once what is on the current stream now has been done; None where memory is the host's."""
+    if device.type in HOST:
+        return None
+    event = runtime(device).Event()
+    event.record(runtime(device).current_stream(device))
+    return event
+
+
+def runtime(device: Any) -> Any:
+    """The module of torch with the device's streams: torch.cuda, torch.npu, …. Raises LayoutError where it has none."""
+    import torch
+
+    found = getattr(torch, device.type, None)
+    if not all(hasattr(found, name) for name in ("Event", "Stream", "current_stream", "stream")):
+        raise LayoutError(
+            f"torch has no streams for {device} memory, so nothing says when a copy there is done",
+            field="device",
+            theirs=str(device),
+            remedy="import the package that brings this device to torch before the engine starts deeplink",
+        )
+    return found
+
+
+@lru_cache(maxsize=64)
+def _side(device: Any) -> Any:
+    """One stream for all that lands on a device: an engine's own would hold it up, and it the engine's."""
+    return runtime(device).Stream(device=device)
+
+
+@contextlib.contextmanager
+def _ordered(device: Any, after: Any) -> Iterator[None]:
+    """What is copied inside comes after `after`, or what is on the current stream, and is done at the end."""
+    if device.type in HOST:
+        yield
+        return
+    stream = runtime(device).current_stream(device) if after is None else _side(device)
+    with contextlib.nullcontext() if after is None else runtime(device).stream(stream):
+        if after is not None:
+            after.wait(stream)
+        try:
+            yield
+        finally:  # what was begun is over, even if not all of it could be
+            stream.synchronize()
+
+
+def _copy(
+    caches: Sequence[Tensor], bound: Bound, where: Iterable[Run], wire_LSHTD: Elements, into: Into, after: Any
+) -> None:
     import torch
 
     _check(caches, bound, wire_LSHTD)
     if into == "wire" and not wire_LSHTD.flags.writeable:
         raise ValueError("the target of a copy is read-only")
-    tokens, itemsize = wire_LSHTD.shape[3], wire_LSHTD.itemsize
+    tokens = wire_LSHTD.shape[3]
     runs = checked(where, bound, tokens)
     if not runs or not caches:
         return
-    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[itemsize]
-    host = _on_host(wire_LSHTD, integer)
     device = caches[0].device
-    here = device.type in HOST
-    # What the runs leave out of the wire is to stay as it is.
-    partial = into == "blocks" or sum(run.count * run.tokens for run in runs) < tokens
-    places = list(_places(runs, bound, itemsize, tokens, device))
-    for layer, wire in enumerate(host):
-        staged = wire if here else torch.empty(wire.shape, dtype=integer, device=device)
-        if not here and partial:
-            staged.copy_(wire)
+    try:
+        with _ordered(device, after):
+            if device.type in HOST:
+                relayout(caches, bound, runs, _on_host(wire_LSHTD), into)
+            else:
+                # What the runs leave out of the wire is to stay as it is.
+                partial = into == "blocks" or sum(run.count * run.tokens for run in runs) < tokens
+                _cross(caches, bound, runs, _on_host(wire_LSHTD), into, partial)
+    except torch.cuda.OutOfMemoryError as exc:  # torch's own name for it on every device
+        raise HandoffError(
+            f"{device} has no memory left to copy the KV cache through",
+            field="device",
+            ours=str(exc),
+            remedy=f"leave the device some 64 MiB more: lower the engine's share of its memory, or kv.chunk ({exc})",
+        ) from exc
+
+
+def _cross(caches: Sequence[Tensor], bound: Bound, runs: list[Run], host: Tensor, into: Into, partial: bool) -> None:
+    """Some layers at a time, by way of the device's memory."""
+    import torch
+
+    step = max(1, SCRATCH // max(1, host[0].numel() * host.element_size()))
+    for first in range(0, len(host), step):
+        wire = host[first : first + step]
+        scratch = torch.empty(wire.shape, dtype=wire.dtype, device=caches[0].device)
+        if partial:
+            scratch.copy_(wire)
+        of_these = caches[first * bound.tensors : (first + step) * bound.tensors]
+        relayout(of_these, bound, runs, scratch, into)
+        if into == "wire":
+            wire.copy_(scratch)
+
+
+def relayout(caches: Sequence[Tensor], bound: Bound, runs: list[Run], wire: Tensor, into: Into) -> None:
+    """Between blocks and a wire chunk that are both on the device, put on the current stream. Nothing is checked."""
+    places = list(_places(runs, bound, wire.element_size(), wire.shape[3], wire.device))
+    for layer, staged in enumerate(wire):
         for move, indices, first in places:
-            cache = caches[layer * bound.tensors + move.tensor].view(integer)
+            cache = caches[layer * bound.tensors + move.tensor].view(wire.dtype)
             _assign(cache, staged.view(-1), move, indices, first, bound.blocks, into)
-        if not here and into == "wire":
-            wire.copy_(staged)
-    if not here:
-        getattr(torch, device.type).synchronize(device)
 
 
 Place = tuple[Move, Any, Run]
@@ -144,9 +232,26 @@ def _check(caches: Sequence[Tensor], bound: Bound, wire_LSHTD: Elements) -> None
             raise LayoutError(f"gather and scatter want tensors of {size} elements, all on one device")
 
 
-def _on_host(wire_LSHTD: Elements, integer: Any) -> Tensor:
-    """The same memory as a tensor; a copy where it is read-only, which torch has no word for."""
+def array(tensor: Tensor) -> Elements:
+    """The same memory as an array of integers, of a tensor in host memory."""
+    size = tensor.element_size()
+    integers: Elements = tensor.view(_integer(size)).numpy().view(STORAGE[size])
+    return integers
+
+
+def _integer(size: int) -> Any:
     import torch
 
-    writable = wire_LSHTD if wire_LSHTD.flags.writeable else wire_LSHTD.copy()
-    return torch.frombuffer(writable.view("u1").reshape(-1), dtype=torch.uint8).view(integer).view(wire_LSHTD.shape)
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32}[size]
+
+
+def _on_host(wire_LSHTD: Elements) -> Tensor:
+    """The same memory as a tensor of integers. torch has no word for memory that is read-only, as a peer lends it, so
+    the tensor does not say so; a scatter only reads it."""
+    import torch
+
+    memory: Any = wire_LSHTD.view("u1").reshape(-1)
+    if not wire_LSHTD.flags.writeable:
+        memory = (ctypes.c_char * wire_LSHTD.nbytes).from_address(wire_LSHTD.__array_interface__["data"][0])
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
+    return flat.view(_integer(wire_LSHTD.itemsize)).view(wire_LSHTD.shape)

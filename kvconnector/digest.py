@@ -5,14 +5,16 @@ with that logical position. Block size, layout and rank do not enter, so both si
 suffix or one resumed chunk can be verified alone. The digest of more than one tile is the sum modulo 2^64, so chunks
 and ranks add up in any order. It finds corruption and mistakes; it is no defence against someone who wants to cheat.
 
-`deeplink.kvconnector.fused` takes it while a chunk is gathered.
+It can be taken of a sample of the tiles, in a pattern that no run of wrong ones slips through. What lies in blocks is
+digested there by `deeplink.kvconnector.in_blocks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
@@ -24,32 +26,54 @@ Tiles = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 
 
+class Sample(msgspec.Struct, frozen=True):
+    """Which tiles are digested: those where the sum of layer, side (K 0, V 1), head, tile and `offset` is a multiple of
+    `every`. So one of every so many tiles in a row of a head is, and one of as many heads or layers in a row.
+
+    The numbers are those of the model and the prompt, so it is the same for a part, a suffix and a resumed chunk.
+    """
+
+    every: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
+    offset: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
+
+
+ALL = Sample()
+SAMPLED = 8
+"""`every` of the policy "sampled": 128 tokens of a head, which is a block or less, are not wrong unseen."""
+
+
 def tiles(
     chunk: Chunk,
     wire_LSHTD: npt.NDArray[Any],
     first_layer: int = 0,
     first_head: int = 0,
     by: compiled.By | None = None,
+    sample: Sample = ALL,
 ) -> Tiles:
-    """One digest per tile, shape ``[layer, kv, head, tile]``, for a dense chunk in wire form. `by` insists on numpy
-    (and the xxhash package) or numba; the values are the same."""
+    """One digest per tile, shape ``[layer, kv, head, tile]``, for a dense chunk in wire form; 0 for a tile that is not
+    in the sample. `by` insists on numpy (and the xxhash package) or numba; the values are the same."""
     layers, sides, heads, tokens, dim = wire_LSHTD.shape
     row = dim * wire_LSHTD.itemsize
     where = spans(chunk, [0, tokens])
     where[:, :2] *= row
     seed = seeds(layers, sides, heads, first_layer, first_head).reshape(-1)
+    phase = _phases(layers, sides, heads, first_layer + first_head + sample.offset)
+    every = sample.every
     dense = np.ascontiguousarray(wire_LSHTD)
     if compiled.wanted(by):
         from deeplink.kvconnector import xxh3
 
-        out = xxh3.of_lanes(dense, where, seed)
+        out = xxh3.of_lanes(dense, where, seed, phase, every)
     else:
         flat = dense.view(np.uint8).reshape(-1).data
         out = np.empty((len(seed), len(where)), np.uint64)
         of = [(a, b, tile) for a, b, tile in where.tolist()]
         for lane, first in enumerate(seed.tolist()):
             base = lane * tokens * row
-            out[lane] = [xxh3_64_intdigest(flat[base + a : base + b], first | tile) for a, b, tile in of]
+            out[lane] = [
+                0 if (phase[lane] + tile) % every else xxh3_64_intdigest(flat[base + a : base + b], first | tile)
+                for a, b, tile in of
+            ]
     shaped: Tiles = out.reshape(layers, sides, heads, len(where))
     return shaped
 
@@ -70,6 +94,12 @@ def seeds(layers: int, sides: int, heads: int, first_layer: int = 0, first_head:
     head = np.arange(first_head, first_head + heads, dtype=np.uint64) << np.uint64(32)
     seed: Tiles = layer | side | head
     return seed
+
+
+def _phases(layers: int, sides: int, heads: int, first: int) -> npt.NDArray[np.int64]:
+    """What each lane adds to the number of a tile, to say whether it is in a sample."""
+    steps = np.add.outer(np.add.outer(np.arange(layers), np.arange(sides)), np.arange(heads))
+    return steps.reshape(-1).astype(np.int64) + first
 
 
 def total(digests: Tiles) -> int:

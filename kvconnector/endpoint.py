@@ -20,13 +20,13 @@ from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.arena import Arena
 from deeplink.kvconnector.consumer import Consumer
 from deeplink.kvconnector.group import Group
-from deeplink.kvconnector.handoff import Ledger, Side
+from deeplink.kvconnector.handoff import Ledger, Record, Side
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.producer import Producer
 from deeplink.kvconnector.staging import Staging
-from deeplink.kvconnector.tally import Half
+from deeplink.kvconnector.tally import Half, Tally
 from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport.base import LendingTransport
 from deeplink.kvconnector.transport.start import Transports
@@ -39,19 +39,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests; with `tls` the
-    channel uses it, and peers must."""
+    """`staging` is per direction, in bytes; `verify` says whether the consumer checks the digests, and `every` of how
+    many tiles one; with `tls` the channel uses it, and peers must."""
 
     host: str
     staging: int
     chunk: int
     verify: bool
     tls: Tls | None = None
+    every: int = 1
 
 
 class Endpoint:
-    """Starts listening when it is made. `state` builds this rank's contract once the addresses are known; `rank` is
-    its place among the ranks of its engine, as a ticket counts them."""
+    """Starts listening when it is made. The caches of the groups are in host memory or on any device
+    (`deeplink.kvconnector.device_cache`); what is staged and received is always in host memory. `state` builds this
+    rank's contract once the addresses are known; `rank` is its place among the ranks of its engine, as a ticket counts
+    them."""
 
     def __init__(
         self,
@@ -97,11 +100,13 @@ class Endpoint:
             transports.running,
             self._dial,
             verify=settings.verify,
+            every=settings.every,
             rank=rank,
         )
         # The contract names the listener's address, so peers can come before it is there; they wait.
         self._ready = threading.Event()
         self._listener = Listener(settings.host, secret, ch.PURPOSE, self._serve, settings.tls)
+        self._others: list[Listener] = []
         self.contract = state(self._listener.address, transports.addresses)
         self._encoded = co.encode(self.contract)
         self._ready.set()
@@ -109,13 +114,38 @@ class Endpoint:
     def close(self) -> None:
         self.producer.close()
         self.consumer.close()
-        self._listener.close()
+        for listener in (self._listener, *self._others):
+            listener.close()
         self.transports.close()
+
+    def tallies(self) -> tuple[Tally, ...]:
+        """What has ended at this rank since it was started."""
+        return self._ledger.tallies()
 
     def refuse(self, handoff: str, reason: Reason) -> None:
         """Keep the reason for a handoff this engine will not load, for whoever asks the control endpoint."""
         if self._ledger.begin(handoff, "consumer", "receiving"):
             self._ledger.end(handoff, "failed", reason)
+
+    def withhold(self, handoff: str, reason: Reason) -> None:
+        """Keep the reason for a handoff this engine will not offer, for whoever claims it."""
+        if self._ledger.begin(handoff, "producer", "filling"):
+            self._ledger.end(handoff, "failed", reason)
+
+    def listen(self, sock: socket.socket) -> None:
+        """Serve the channel on this listening socket, too, which is the endpoint's from now on."""
+        self._others.append(Listener(sock, self._secret, ch.PURPOSE, self._serve, self._tls))
+
+    def meet(self, address: str, deadline: float) -> tuple[co.Contract, Agreement]:
+        """The contract of the producer whose channel is at `address`, and what is agreed with it. Raises Refused where
+        nothing is; waits until the deadline at most."""
+        channel = self._dial(address, deadline)
+        channel.close()
+        return channel.peer, channel.agreement
+
+    def record(self, handoff: str) -> Record | None:
+        """Where a handoff is on this side, or how it ended; None if it was never heard of, or long ago."""
+        return self._ledger.get(handoff)
 
     def _dial(self, address: str, deadline: float) -> ch.Channel:
         """As consumer: connect, exchange contracts, and go on only with an agreement."""

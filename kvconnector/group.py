@@ -97,12 +97,13 @@ class Wire:
         if last is not None:
             yield last
 
-    def digests(self, chunk: Chunk, memory: memoryview) -> digest.Tiles:
-        """Those of the elements and then, if there are any, of the scales: ``[layer (of both), kv, head, tile]``."""
+    def digests(self, chunk: Chunk, memory: memoryview, sample: digest.Sample = digest.ALL) -> digest.Tiles:
+        """Those of the elements and then, if there are any, of the scales: ``[layer (of both), kv, head, tile]``; 0 for
+        a tile that is not in the sample."""
         planes = [(self.elements(memory, chunk.tokens), 0), (self.scales(memory, chunk.tokens), SCALES_AT)]
         return np.concatenate(
             [
-                digest.tiles(chunk, plane[first : first + count], layer + offset, self.heads[0])
+                digest.tiles(chunk, plane[first : first + count], layer + offset, self.heads[0], sample=sample)
                 for plane, offset in planes
                 if plane is not None
                 for first, layer, count in consecutive(self.layers)
@@ -164,8 +165,14 @@ class Group:
             return max(start, min(stop, stop + 1 - self.spec.window)), stop
         return start, stop
 
+    def as_of_now(self) -> Group:
+        """The same group, to land in after whatever the calling thread has put on a device by now."""
+        scales = self.scales.as_of_now() if self.scales is not None else None
+        return replace(self, values=self.values.as_of_now(), scales=scales)
+
     def stage(self, table: Sequence[int], chunk: Chunk, memory: memoryview, dtype: str) -> None:
-        """Copy the chunk's tokens out of the blocks, cast to `dtype`. The caller vouches that nobody writes to them."""
+        """Copy the chunk's tokens out of the blocks, cast to `dtype`; done when it returns. The caller vouches that
+        nobody writes to them: what has is done, or on a device, on the calling thread's current stream."""
         wire = self.wire(dtype)
         if dtype == self.spec.dtype:
             self.values.gather(table, chunk, wire.elements(memory, chunk.tokens))
@@ -183,7 +190,8 @@ class Group:
     ) -> None:
         """Copy tokens `chunk` of what has `arrived` in form `wire` into the blocks, cast to the group's own type.
 
-        `producer` is the group it comes from. The caller owns the blocks.
+        `producer` is the group it comes from. The caller owns the blocks, and on a device whatever is under way on them
+        was put there before `as_of_now`. The tokens are in their blocks when it returns.
         """
         places = [self.layers.index(layer) for layer in wire.layers]
         heads = wire.heads[0] - self.heads[0], wire.heads[1] - self.heads[0]

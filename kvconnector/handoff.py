@@ -101,8 +101,11 @@ class Ledger:
         kv_bytes: int = 0,
         digest: int | None = None,
         resumed: int = 0,
+        converting: float = 0.0,
+        early: int = 0,
     ) -> bool:
-        """Close a record. False when it had ended already: a late notice changes nothing."""
+        """Close a record. False when it had ended already: a late notice changes nothing. `converting` and `early` are
+        those of `Tally`."""
         with self._lock:
             if handoff not in self._open:
                 self._late += 1
@@ -121,7 +124,7 @@ class Ledger:
             )
             self.ended_by_state[state] += 1
             kind = record.side, state, code(reason)
-            self._tallies.setdefault(kind, Tally(*kind)).add(tokens, kv_bytes, resumed, seconds)
+            self._tallies.setdefault(kind, Tally(*kind)).add(tokens, kv_bytes, resumed, seconds, converting, early)
             while len(self._ended) > KEPT:
                 self._ended.popitem(last=False)
             return True

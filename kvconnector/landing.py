@@ -19,6 +19,7 @@ from deeplink.errors import Aborted, DeadlineExceeded, DigestMismatch, HandoffEr
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import digest
 from deeplink.kvconnector.arena import Lent
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.group import Group, Wire
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.plan import Chunk
@@ -40,11 +41,14 @@ def given_up() -> Aborted:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One order while it is carried out. `writing` is held while blocks are written, and to set `over`: after that none
-    is. `channels` are those in use, guarded by `lock`."""
+    """One order while it is carried out, into `groups` as they were when it was given. Of what arrives, the tiles of
+    `sample` are verified. `writing` is held while blocks are written, and to set `over`: after that none is. `channels`
+    are those in use, guarded by `lock`. `converting` are the seconds that writing has taken."""
 
     order: Order
+    groups: Sequence[Group]
     deadline: float
+    sample: digest.Sample = digest.ALL
     lock: threading.Lock = field(default_factory=threading.Lock)
     channels: set[ch.Channel] = field(default_factory=set)
     cancelled: bool = False
@@ -53,8 +57,10 @@ class Load:
     moved: int = 0
     total: int = 0
     resumed: int = 0
+    converting: float = 0.0
     tokens: dict[int, int] = field(default_factory=dict)
     """How many tokens have landed, of each share."""
+    first: FirstToken | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -192,7 +198,9 @@ class Landings:
                 raise given_up()
             if wanted.tokens > 0:
                 producer = self.channel.peer.groups[taken.share.ours]
+                began = time.perf_counter()
                 taken.group.land(taken.wire, memory, producer, chunk, taken.table, wanted)
+                load.converting += time.perf_counter() - began
             _still_lent(lent)
             # A chunk may go on where the part has ended.
             taken.covered = min(chunk.stop, taken.stop)
@@ -203,7 +211,7 @@ class Landings:
     def _verified(self, wire: Wire, chunk: Chunk, memory: memoryview, message: ch.Chunk) -> int:
         """The digest of what has arrived. Raises DigestMismatch when it is not that of what was staged."""
         theirs = np.frombuffer(message.digests, "<u8")
-        ours = wire.digests(chunk, memory)
+        ours = wire.digests(chunk, memory, self.load.sample)
         if theirs.size != ours.size:
             raise DigestMismatch(
                 "the chunk came with another number of digests",
@@ -211,7 +219,10 @@ class Landings:
                 ours=str(ours.size),
                 theirs=str(theirs.size),
             )
-        if (wrong := np.flatnonzero(ours.reshape(-1) != theirs)).size:
+        wrongs = ours.reshape(-1) != theirs
+        if self.load.sample.every > 1:  # a producer that knows of no samples has sent all of them
+            wrongs &= ours.reshape(-1) != 0
+        if (wrong := np.flatnonzero(wrongs)).size:
             raise _mismatch(wire, chunk, ours, theirs, int(wrong[0]))
         return digest.total(ours)
 

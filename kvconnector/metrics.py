@@ -32,9 +32,15 @@ _GAUGES: tuple[tuple[str, str, Callable[[Half], int]], ...] = (
     ("deeplink_staging_capacity_bytes", "Staging memory of one direction.", lambda half: half.capacity),
     ("deeplink_staging_used_bytes", "Staging memory that is in use.", lambda half: half.used),
 )
-_COUNTERS: tuple[tuple[str, str, Callable[[Tally], int]], ...] = (
+_COUNTERS: tuple[tuple[str, str, Callable[[Tally], float]], ...] = (
     ("deeplink_tokens", "Tokens that handoffs have moved, over all that ended.", lambda tally: tally.tokens),
     ("deeplink_kv_bytes", "Bytes of KV cache that they have moved.", lambda tally: tally.kv_bytes),
+    ("deeplink_kv_early_bytes", "Bytes that were sent off before prefill had ended.", lambda tally: tally.early),
+    (
+        "deeplink_converting_seconds",
+        "Seconds spent on taking KV cache out of blocks or putting it into them.",
+        lambda tally: tally.converting,
+    ),
     ("deeplink_resumed", "Times that a handoff went on after a broken link.", lambda tally: tally.resumed),
 )
 
@@ -82,8 +88,8 @@ class _Numbers(Collector):
             for side, half in answer.halves.items():
                 yield (rank, side), value(half)
 
-    def _sums(self, value: Callable[[Tally], int]) -> Iterable[tuple[tuple[str, ...], int]]:
-        sums: defaultdict[tuple[str, ...], int] = defaultdict(int)
+    def _sums(self, value: Callable[[Tally], float]) -> Iterable[tuple[tuple[str, ...], float]]:
+        sums: defaultdict[tuple[str, ...], float] = defaultdict(int)
         for rank, answer in self._there:
             for tally in answer.tallies:
                 sums[rank, tally.side] += value(tally)
@@ -109,7 +115,7 @@ def _family(
     name: str,
     help_: str,
     labels: Sequence[str],
-    values: Iterable[tuple[tuple[str, ...], int]],
+    values: Iterable[tuple[tuple[str, ...], float]],
 ) -> Metric:
     family = kind(name, help_, labels=labels)
     for of, value in values:

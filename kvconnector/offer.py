@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from deeplink.errors import DeeplinkError, Reason
 from deeplink.kvconnector import digest
 from deeplink.kvconnector.channel import Channel, Part
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.staging import Piece, Staging
 from deeplink.kvconnector.ticket import Ticket
@@ -23,7 +24,7 @@ class Staged:
     chunk: Chunk
     piece: Piece
     claims: int = 0
-    digests: digest.Tiles | None = None
+    digests: tuple[digest.Sample, digest.Tiles] | None = None
     readers: int = 0
     free: bool = False
 
@@ -31,7 +32,8 @@ class Staged:
 @dataclass(slots=True, eq=False)
 class Announced:
     """A part of a staged chunk, on its way. `last` says that the claim is done with the chunk when this has landed;
-    a chunk of which the claim wants nothing is announced to nobody, and has landed at once."""
+    a chunk of which the claim wants nothing is announced to nobody, and has landed at once. `early` says that it was
+    sent off before prefill had ended."""
 
     staged: Staged
     last: bool
@@ -40,6 +42,7 @@ class Announced:
     digests: digest.Tiles | None = None
     length: int = 0
     landed: bool = False
+    early: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -62,17 +65,19 @@ class Taking:
     resumed: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
     moved: int = 0
+    early: int = 0
     total: int = 0
     digested: bool = True
 
 
 @dataclass(slots=True)
 class Offer:
-    """One open handoff. Guarded by the producer's lock, except `tables` and `computed` (engine thread only).
+    """One open handoff. Guarded by the producer's lock, except `tables`, `computed` and `converting` (seconds that
+    staging has taken), which only the engine's thread writes.
 
     `wire` is the element type in which each cache group is staged, `ranges` the tokens of each that are offered, and
-    `marks` how far each is staged. `expected` claims will come, `served` of them are over. `ended` is set once, with
-    why.
+    `marks` how far each is staged. `expected` claims will come, `served` of them are over. `first` is there once it
+    was sampled. `ended` is set once, with why.
     """
 
     ticket: Ticket
@@ -85,9 +90,11 @@ class Offer:
     marks: list[int]
     tables: Sequence[Sequence[int]] = ()
     computed: int = 0
+    converting: float = 0.0
     staged: list[Staged] = field(default_factory=list)
     claims: dict[bytes, Taking] = field(default_factory=dict)
     served: int = 0
+    first: FirstToken | None = None
     ended: Reason | None = None
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, LinkLost, PeerGone, Reason, Refused, TicketRefused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.admission import check_resumed
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.handoff import FINAL, Ledger
 from deeplink.kvconnector.offer import Offer, Staged, Taking, let_go, release
 from deeplink.kvconnector.staging import Staging
@@ -75,6 +76,23 @@ class Offers:
             offer.marks[staged.group] = staged.chunk.stop
             self.changed.notify_all()
             return True
+
+    def conclude(self, name: str, first: FirstToken) -> None:
+        with self.changed:
+            if (offer := self._open.get(name)) is not None:
+                offer.first = first
+                self.changed.notify_all()
+
+    def wait_for_first(self, offer: Offer, look: Callable[[float], None]) -> FirstToken:
+        """The first token, once prefill has sampled it, at most until the handoff ends. `look` is as in `wait_for`."""
+        while True:
+            with self.changed:
+                if offer.ended is not None:
+                    raise DeeplinkError.from_reason(offer.ended)
+                if offer.first is not None:
+                    return offer.first
+                self.changed.wait(LOOK)
+            look(offer.deadline)
 
     def close(self) -> None:
         """End what is open; what comes later ends at once."""
@@ -197,6 +215,8 @@ class Offers:
                 kv_bytes=sum(taking.moved for taking in takings),
                 digest=_digest(takings),
                 resumed=sum(taking.resumed for taking in takings),
+                converting=offer.converting,
+                early=sum(taking.early for taking in takings),
             )
             self.changed.notify_all()
         for link in links:

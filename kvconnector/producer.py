@@ -1,17 +1,19 @@
 """The producer's side: gather finished prefill chunks into staging, and serve them to whoever holds the ticket.
 
-| method  | called by                          | may block |
-|---------|------------------------------------|-----------|
-| open    | engine thread, first prefill step  | no        |
-| fill    | engine thread, after each step     | no        |
-| pump    | engine thread, after each step     | no        |
-| lose    | engine thread, on preemption       | no        |
-| settled | engine thread, after the request   | no        |
-| abort   | any thread                         | no        |
-| serve   | the channel's thread of one claim  | yes, until the deadline |
+| method   | called by                          | may block |
+|----------|------------------------------------|-----------|
+| open     | engine thread, first prefill step  | no        |
+| fill     | engine thread, after each step     | no        |
+| conclude | engine thread, after sampling      | no        |
+| pump     | engine thread, after each step     | no        |
+| lose     | engine thread, on preemption       | no        |
+| settled  | engine thread, after the request   | no        |
+| abort    | any thread                         | no        |
+| serve    | the channel's thread of one claim  | yes, until the deadline |
 
 Engine blocks are read only inside `fill` and `pump`, on the engine's own thread, so they can be freed, preempted or
-reused the moment `settled` is true, whatever the peer does.
+reused the moment `settled` is true, whatever the peer does. Where they are on a device, both wait for what the engine
+has put on its thread's current stream there, which must be what wrote the blocks or come after it.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from deeplink.errors import Aborted, CastRefused, DeeplinkError, HandoffError, L
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.admission import check_claim, check_quit
 from deeplink.kvconnector.cast import between
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import FINAL, Ledger
+from deeplink.kvconnector.negotiate import STATE
 from deeplink.kvconnector.offer import Offer, Staged
 from deeplink.kvconnector.offers import Offers
 from deeplink.kvconnector.plan import TILE, chunks
@@ -69,7 +73,12 @@ class Producer:
     # -- engine thread ---------------------------------------------------------------------------------------
 
     def open(self, ticket: Ticket, prompt: bytes, tokens: int) -> None:
-        """Begin a handoff of a prompt of `tokens` tokens. Raises TicketRefused for another epoch or a known id."""
+        """Begin a handoff of `tokens` tokens: those that the decode engine goes on from, which is the whole prompt or,
+        for an engine that computes the last token itself, one less. Of a full cache it may load fewer; a state is that
+        after so many tokens and after no others.
+
+        Raises TicketRefused for another epoch or a known id.
+        """
         if ticket.producer != self._epoch:
             raise other_epoch(self._epoch, ticket.producer)
         wire = ticket.wire or tuple(group.spec.dtype for group in self._groups)
@@ -99,7 +108,9 @@ class Producer:
     def fill(self, name: str, tables: Sequence[Sequence[int]], computed: int) -> None:
         """Prefill has now computed `computed` tokens; they are in the blocks of `tables`, one per cache group.
 
-        Stages what fits. Raises LayoutError for tables that do not reach so far.
+        Stages what fits. Raises LayoutError for tables that do not reach so far. Where there is a state, `computed` has
+        to be what it is the state of, also when that is more than the handoff is of: once prefill has gone past its
+        tokens the state they had is not in the blocks any more, and the handoff fails by that name.
         """
         offer = self._offers.get(name)
         if offer is not None:
@@ -107,6 +118,10 @@ class Producer:
                 raise LayoutError(f"{len(tables)} block tables for {len(self._groups)} cache groups")
             offer.tables, offer.computed = tables, computed
             self._gather(offer)
+
+    def conclude(self, name: str, first: FirstToken) -> None:
+        """Prefill has sampled the first token: for the consumers that asked for it."""
+        self._offers.conclude(name, first)
 
     def lose(self, name: str) -> None:
         """The blocks of the last `fill` are no longer this request's (preemption). What is staged stays good."""
@@ -148,6 +163,7 @@ class Producer:
         offer = offers.wait_for(ticket, lambda deadline: check_quit(channel, deadline))
         taking = offers.admit(offer, claim, channel)
         # A claim counts however it ends: refused ones and bugs too, or the staging would be held until the deadline.
+        first: FirstToken | None = None
         failure: DeeplinkError | None = HandoffError("the claim ended unexpectedly; see the prefill engine's log")
         try:
             check_claim(offer, claim, channel, self._groups)
@@ -163,13 +179,15 @@ class Producer:
                 self._transports,
                 offers.changed,
             ).move()
+            if claim.first:
+                first = offers.wait_for_first(offer, lambda deadline: check_quit(channel, deadline))
             failure = None
         except DeeplinkError as exc:
             failure = exc
             raise
         finally:
             offers.leave(offer, taking, channel, failure)
-        channel.send(ch.End(), offer.deadline)
+        channel.send(ch.End(first), offer.deadline)
 
     # -- staging ---------------------------------------------------------------------------------------------
 
@@ -181,8 +199,9 @@ class Producer:
             for index, group in enumerate(self._groups):
                 if not self._gather_group(offer, index, group):
                     return
-        except CastRefused as exc:
-            # A value of this prompt does not fit; the engine and its other requests are in order.
+        except (CastRefused, HandoffError) as exc:
+            # A value of this prompt does not fit, its device has no memory left to copy through, or its state is gone;
+            # the engine and its other requests are in order.
             log.warning("deeplink handoff %s ends: %s", offer.ticket.handoff, exc)
             self._offers.end(offer, "failed", exc.reason())
             return
@@ -195,16 +214,25 @@ class Producer:
         limit = stop if offer.computed >= offer.tokens else min(stop, offer.computed) // TILE * TILE
         if start >= limit:
             return True
+        if group.spec.kind == STATE and offer.computed > offer.tokens:
+            raise HandoffError(
+                f"the state after {offer.tokens} tokens was not staged before prefill had computed {offer.computed}",
+                field="tokens",
+                ours=str(offer.computed),
+                theirs=str(offer.tokens),
+                remedy="let the prefill engine compute as many tokens as the decode engine goes on from, and no more",
+            )
         form = group.wire(offer.wire[index])
         for chunk in chunks(start, limit, self._chunk_bytes // form.token_bytes):
             piece = self._staging.try_allocate(form.length(chunk.tokens))
             if piece is None:
                 return False
-            staged = False
+            staged, began = False, time.perf_counter()
             try:
                 group.stage(offer.tables[index], chunk, self._staging.view(piece), form.dtype)
                 staged = True
             finally:
+                offer.converting += time.perf_counter() - began
                 if not staged:
                     self._staging.release(piece)
             if not self._offers.stage(offer, Staged(index, chunk, piece)):

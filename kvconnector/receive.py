@@ -87,10 +87,14 @@ class Receiving:
         return sum(taken.covered for taken in self.taken)
 
     @property
-    def _complete(self) -> bool:
-        """Whether all that was wanted has landed. What may be missing then is the end of the conversation: worth a
-        moment, so that the producer's account is right too, but the tokens are there whatever becomes of it."""
+    def _all_landed(self) -> bool:
         return self._accepted and all(taken.complete for taken in self.taken)
+
+    @property
+    def _complete(self) -> bool:
+        """Whether all that was wanted is here. What may be missing then is the end of the conversation: worth a moment,
+        so that the producer's account is right too, but the tokens are there whatever becomes of it."""
+        return self._all_landed and not (self.load.order.first and self.load.first is None)
 
     @property
     def _deadline(self) -> float:
@@ -164,7 +168,16 @@ class Receiving:
         parts = tuple(taken.part() for taken in self.taken)
         address = self.transports[agreed.transport].address
         claim = ch.Claim(
-            order.ticket_text, self._claim, order.prompt, parts, agreed.transport, address, order.stop, self.verify
+            order.ticket_text,
+            self._claim,
+            order.prompt,
+            parts,
+            agreed.transport,
+            address,
+            order.stop,
+            self.verify,
+            self.load.sample,
+            order.first,
         )
         self.channel.send(claim, self._deadline)
         answer = self.channel.receive(self._deadline)
@@ -191,12 +204,19 @@ class Receiving:
             elif isinstance(message, ch.Sent):
                 landings.arrive(message)
                 self.channel.send(ch.Landed(message.index), self.load.deadline)
-            elif isinstance(message, ch.End) and self._complete and not landings.pending:
+            elif isinstance(message, ch.End) and self._all_landed and not landings.pending:
+                self._end(message)
                 return True
             elif isinstance(message, ch.Fail):
                 raise DeeplinkError.from_reason(message.reason)
             else:
                 raise ProtocolError(f"{type(message).__name__} out of turn")
+
+    def _end(self, message: ch.End) -> None:
+        if self.load.order.first:
+            if message.first is None:
+                raise ProtocolError("the end of a handoff without the first token, which was asked for")
+            self.load.first = message.first
 
 
 def farewell(channel: ch.Channel, reason: Reason) -> None:

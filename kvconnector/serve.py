@@ -111,9 +111,7 @@ class Serving:
             self._settle()
             return
         form = self._form(staged)
-        digests = staged.digests
-        if digests is None and self.claim.verify:
-            digests = staged.digests = self._digest(staged, form)
+        digests = self._digests(staged, form) if self.claim.verify else None
         for place in wanted:
             part = _wire(form, self.claim.parts[place])
             tiles = form.part_of(digests, part) if digests is not None else None
@@ -134,6 +132,7 @@ class Serving:
         if isinstance(message, ch.Grant):
             for one in self._waiting:
                 if one.number == message.index and not one.landed:
+                    one.early = self.offer.computed < self.offer.tokens
                     self._pushing.post(one, self._pushes(one, message.key))
                     return
         if isinstance(message, ch.Landed):
@@ -157,6 +156,7 @@ class Serving:
         taking, chunk = self.taking, one.staged.chunk
         taking.tokens[one.part] = taking.tokens.get(one.part, 0) + chunk.tokens
         taking.moved += one.length
+        taking.early += one.length * one.early
         if one.digests is None:
             taking.digested = False
         else:
@@ -175,9 +175,16 @@ class Serving:
     def _form(self, staged: Staged) -> Wire:
         return self.groups[staged.group].wire(self.offer.wire[staged.group])
 
+    def _digests(self, staged: Staged, form: Wire) -> digest.Tiles:
+        """Of the sample that the claim asks for; kept for another claim that asks for the same."""
+        kept, sample = staged.digests, self.claim.sample
+        if kept is None or kept[0] != sample:
+            kept = staged.digests = sample, self._digest(staged, form)
+        return kept[1]
+
     def _digest(self, staged: Staged, form: Wire) -> digest.Tiles:
         # Should the handoff end meanwhile, the piece may be another's already; then the number is never used.
-        return form.digests(staged.chunk, self.staging.view(staged.piece))
+        return form.digests(staged.chunk, self.staging.view(staged.piece), self.claim.sample)
 
     def _settle(self) -> None:
         """Let go of the chunks, in order, of which everything that was wanted has landed."""

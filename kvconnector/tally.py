@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import chain
 
 import msgspec
 
@@ -23,7 +25,8 @@ class Half(msgspec.Struct, frozen=True):
 
 class Tally(msgspec.Struct):
     """All handoffs that ended alike. `code` is that of the reason, empty where there was none; `classes` counts those
-    of each duration, not cumulative."""
+    of each duration, not cumulative. `converting` are seconds spent on taking cache out of blocks or putting it into
+    them, added up over threads; `early` are bytes that a producer sent off before its prefill had ended."""
 
     side: str
     state: str
@@ -34,14 +37,51 @@ class Tally(msgspec.Struct):
     resumed: int = 0
     seconds: float = 0.0
     classes: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    converting: float = 0.0
+    early: int = 0
 
-    def add(self, tokens: int, kv_bytes: int, resumed: int, seconds: float) -> None:
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        return self.side, self.state, self.code
+
+    def add(self, tokens: int, kv_bytes: int, resumed: int, seconds: float, converting: float, early: int) -> None:
         self.count += 1
         self.tokens += tokens
         self.kv_bytes += kv_bytes
         self.resumed += resumed
         self.seconds += seconds
         self.classes[bisect_left(SECONDS, seconds)] += 1
+        self.converting += converting
+        self.early += early
+
+    def plus(self, other: Tally, sign: int = 1) -> Tally:
+        """Of what ended alike; with `sign` -1, without what `other` has counted."""
+        return Tally(
+            *self.kind,
+            self.count + sign * other.count,
+            self.tokens + sign * other.tokens,
+            self.kv_bytes + sign * other.kv_bytes,
+            self.resumed + sign * other.resumed,
+            self.seconds + sign * other.seconds,
+            [a + sign * b for a, b in zip(self.classes, other.classes, strict=True)],
+            self.converting + sign * other.converting,
+            self.early + sign * other.early,
+        )
+
+
+def since(before: Iterable[Tally], now: Iterable[Tally]) -> list[Tally]:
+    """What has ended between two looks at one ledger, of which the second is `now`."""
+    old = {tally.kind: tally for tally in before}
+    new = (tally.plus(old[tally.kind], -1) if tally.kind in old else tally for tally in now)
+    return [tally for tally in new if tally.count]
+
+
+def added(*looks: Iterable[Tally]) -> list[Tally]:
+    """What several ledgers, or one in several intervals, have counted."""
+    found: dict[tuple[str, str, str], Tally] = {}
+    for tally in chain(*looks):
+        found[tally.kind] = found[tally.kind].plus(tally) if tally.kind in found else tally
+    return list(found.values())
 
 
 def code(reason: Reason | None) -> str:

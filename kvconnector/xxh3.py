@@ -229,24 +229,45 @@ def xxh3(start: int, size: int, seed: Any, secret: int, state: Any) -> Any:
 
 
 @whole
-def digests(base: int, spans: Any, seeds: Any, lane_bytes: int, secret: int, state: Any, out: Any) -> None:
+def digests(
+    base: int,
+    spans: Any,
+    seeds: Any,
+    phases: Any,
+    every: int,
+    lane_bytes: int,
+    secret: int,
+    state: Any,
+    out: Any,
+) -> None:
     """`out[lane, k]`, the digest of bytes ``[spans[k, 0], spans[k, 1])`` of each lane, seeded with the lane's seed or
-    ``spans[k, 2]``."""
+    ``spans[k, 2]``; 0 where the lane's phase and ``spans[k, 2]`` together are no multiple of `every`."""
     for lane in range(seeds.size):
         for k in range(spans.shape[0]):
+            if (phases[lane] + spans[k, 2]) % every:
+                out[lane, k] = 0
+                continue
             first = base + lane * lane_bytes + spans[k, 0]
             out[lane, k] = xxh3(first, spans[k, 1] - spans[k, 0], seeds[lane] | _U(spans[k, 2]), secret, state)
 
 
 def warm() -> None:
     """Compile, by digesting nothing."""
-    of_lanes(np.zeros(1, np.uint8), np.zeros((0, 3), np.int64), np.zeros(1, np.uint64))
+    nothing = np.zeros(1, np.uint8), np.zeros((0, 3), np.int64)
+    of_lanes(*nothing, np.zeros(1, np.uint64), np.zeros(1, np.int64), 1)
 
 
-def of_lanes(dense: npt.NDArray[Any], spans: npt.NDArray[np.int64], seeds: npt.NDArray[np.uint64]) -> Any:
+def of_lanes(
+    dense: npt.NDArray[Any],
+    spans: npt.NDArray[np.int64],
+    seeds: npt.NDArray[np.uint64],
+    phases: npt.NDArray[np.int64],
+    every: int,
+) -> Any:
     """Digests ``[lane, span]`` of an array that is as many lanes as there are seeds; spans are (first byte, after the
-    last, to be or-ed into the seed)."""
+    last, to be or-ed into the seed). Of those that `phases` and `every` choose, as `digests` says."""
     out = np.empty((seeds.size, len(spans)), np.uint64)
     base = dense.__array_interface__["data"][0]
-    digests(base, spans, seeds, dense.nbytes // seeds.size, SECRET.ctypes.data, np.empty(STATE, np.uint64), out)
+    lane_bytes, state = dense.nbytes // seeds.size, np.empty(STATE, np.uint64)
+    digests(base, spans, seeds, phases, every, lane_bytes, SECRET.ctypes.data, state, out)
     return out

@@ -6,6 +6,7 @@ Protocol, bytes in and bytes out:
     app        the HTTP endpoint                        control    calls to an engine's control endpoint
     admin      the operators' API                       headers    which headers pass
     paths      which paths pass                         keys       who may ask for what
+    page       the web page                             overview   what it shows; recent what ended lately
     openai     how errors look to clients               sse        where one event ends
     usage      which tokens of a handoff were cached
     body       what the engines are sent                metrics    what is counted, for Prometheus
@@ -15,16 +16,24 @@ Flow, which calls make one request:
     exchange   one client request and its phase         flow       the order of calls, tries, and what is released
     stages     what an answer means, whose a fault is   call       asking one engine, relaying a stream
     retry      what may be tried again, and where not
+    kinds      how engines of one kind hand over: kind_deeplink, kind_vllm, kind_sglang, kind_lmdeploy
 
 Choice, which engine or which pair:
 
     choice     what may be chosen                       policy     what a policy is
+    engine     one engine as it is known                declared   whether two without contracts agree
+    said       reading what an engine says of itself    prompts    the tokens of a prompt
+    kv_events  what engines tell of their caches        kv_index   which holds what, as they tell it
+    kv_listen  hearing it                               kv_sequence  in which order, and what is missing
     policies   those that are built in                  admission  choosing now or after a wait
     load       what every engine has to do              prefix     what it probably holds
     breaker    leaving a failing engine alone           queue      waiting while all are full
     fleet      what is known about every engine now     listed     engines of the file
-    registered engines that register themselves         parts      where the application keeps its parts
+    routes     which engines a length is for            shared     what several routers share through Redis
+    registered engines that register themselves         tracing    spans for OpenTelemetry
+    parts      where the application keeps its parts
 
-Only `app`, `admin`, `parts` and `serve` know the HTTP server, only `upstream` and `control` the HTTP client. `choice`,
-`policies`, `prefix`, `breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
+Only `app`, `admin`, `page`, `parts` and `serve` know the HTTP server, only `upstream` and `control` the HTTP client.
+`choice`, `engine`, `declared`, `said`, `routes`, `policies`, `prefix`, `kv_events`, `kv_index`, `kv_sequence`,
+`breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
 """

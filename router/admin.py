@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from deeplink.config import EngineEntry
 from deeplink.errors import InvalidRequest
-from deeplink.router.choice import Engine
-from deeplink.router.parts import ADMISSION, FLEET, METRICS, REGISTERED
+from deeplink.router.engine import DEEPLINK, PLAIN, Engine
+from deeplink.router.parts import ADMISSION, FLEET, METRICS, REGISTERED, SHARED
 from deeplink.router.registered import Heartbeat
 
 Entry = TypeVar("Entry", bound=EngineEntry)
@@ -57,6 +57,7 @@ async def _put(request: web.Request) -> web.StreamResponse:
     """Adds the engine or says where it is now; looked at before this answers."""
     entry = await _given(request, EngineEntry)
     request.app[FLEET].put(entry)
+    request.app[SHARED].put(entry)
     await request.app[FLEET].look((entry.name,))
     return web.json_response(_state(request, _engine(request)))
 
@@ -65,6 +66,7 @@ async def _remove(request: web.Request) -> web.StreamResponse:
     """Requests that run at the engine go on."""
     engine = _engine(request)
     request.app[FLEET].remove(engine.name)
+    request.app[SHARED].remove(engine.name)
     return web.Response(status=204)
 
 
@@ -72,6 +74,7 @@ async def _drain(request: web.Request) -> web.StreamResponse:
     """No new requests from now on; the answer tells how many still run."""
     engine = _engine(request)
     request.app[ADMISSION].draining.add(engine.name)
+    request.app[SHARED].drain(engine.name, True)
     return web.json_response(_state(request, engine))
 
 
@@ -79,6 +82,7 @@ async def _undrain(request: web.Request) -> web.StreamResponse:
     engine = _engine(request)
     admission = request.app[ADMISSION]
     admission.draining.discard(engine.name)
+    request.app[SHARED].drain(engine.name, False)
     admission.queue.wake()
     return web.json_response(_state(request, engine))
 
@@ -90,7 +94,7 @@ async def _register(request: web.Request) -> web.StreamResponse:
 
 
 async def _leave(request: web.Request) -> web.StreamResponse:
-    request.app[REGISTERED].leave(request.match_info["name"])
+    request.app[REGISTERED].leave(request.match_info["name"], request.query.get("epoch"))
     return web.Response(status=204)
 
 
@@ -101,7 +105,13 @@ async def _given(request: web.Request, kind: type[Entry]) -> Entry:
         given = await asyncio.wait_for(request.json(), BODY_SECONDS)
         if not isinstance(given, dict) or given.setdefault("name", name) != name:
             raise InvalidRequest("the body is not an engine of that name")
-        return kind.model_validate(given)
+        entry = kind.model_validate(given)
+        known = (DEEPLINK, PLAIN, *request.app[FLEET].kinds.items)
+        if entry.kind not in known:
+            raise InvalidRequest(
+                "no plugin has engines of that kind", field="kind", theirs=entry.kind, ours=", ".join(known)
+            )
+        return entry
     except asyncio.TimeoutError as exc:
         raise InvalidRequest(f"the request body did not arrive within {BODY_SECONDS:g} s") from exc
     except ValidationError as exc:
@@ -130,13 +140,14 @@ def _state(request: web.Request, engine: Engine) -> dict[str, Any]:
         "weight": engine.weight,
         "up": not engine.down,
         "why": engine.down,
-        "kind": "plain" if engine.plain else "deeplink",
+        "kind": engine.kind,
         "role": engine.role or None,
         "chip": contract.chip if contract else None,
         "epoch": contract.epoch if contract else None,
         "draining": name in admission.draining,
         "shut": shut.why if shut else "",
         "kv_use": round(request.app[FLEET].use(name), 4),
+        "cache": {"exact": not (why := admission.index.why(name)), "why": why} if engine.events else None,
         "requests": admission.load.requests[name],
         "tokens": {"prefill": admission.load.prefill[name], "decode": admission.load.decode[name]},
     }

@@ -8,37 +8,54 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
-from deeplink.config import RouterSection
+from deeplink.config import RouteEntry, RouterSection
 from deeplink.errors import DeeplinkError, Overloaded
 from deeplink.registry import Registry
 from deeplink.router import prefix
 from deeplink.router.breaker import Breaker
-from deeplink.router.choice import Engine, Pair, Plain, Shut, choose, readers
+from deeplink.router.choice import Pair, Plain, Shut, Table, choose, readers
+from deeplink.router.engine import Engine
 from deeplink.router.fleet import Fleet
+from deeplink.router.kv_index import Index
 from deeplink.router.load import Hold, Load
 from deeplink.router.policy import Policy, Snapshot, View, Work
+from deeplink.router.prompts import Chains
 from deeplink.router.queue import Queue
+from deeplink.router.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
     """What of a request matters to the choice. `tokens`, of the prompt, and `output` are estimates; `chain` are the
-    hashes of the prompt (`prefix.hashes`), empty where no policy reads prompts."""
+    hashes of the prompt (`prefix.hashes`), empty where no policy reads prompts, and `chains` those of
+    its tokens (`kv_index.chain`), None if they are not known. `barred` are the kinds of engines that
+    could not hand it over, each with the field that says why."""
 
     handoff: bool
     tokens: int = 0
     output: int = 0
     session: str = ""
     chain: tuple[int, ...] = ()
+    chains: Chains | None = None
+    barred: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    generates: bool = False
 
 
 class Admission:
-    """Raises PluginError on making if the configuration names a policy that no plugin has."""
+    """Raises PluginError on making if the configuration names a policy that no plugin has. `guessed` counts requests
+    whose tokens were not known although a policy looks them up."""
 
-    def __init__(self, fleet: Fleet, section: RouterSection, policies: Registry[Policy]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        section: RouterSection,
+        policies: Registry[Policy],
+        routes: Sequence[RouteEntry] = (),
+    ) -> None:
         self._fleet = fleet
         self._section = section
         self._policies = {
@@ -46,10 +63,14 @@ class Admission:
             "decode": policies.get(section.decode_policy),
         }
         self.reads_prompts = any(policy.reads_prompts for policy in self._policies.values())
+        self.reads_caches = any(policy.reads_caches for policy in self._policies.values())
+        self.index = Index()
+        self.guessed = 0
         self.load = Load()
         self.queue = Queue(section.queue, section.queue_seconds)
         self.draining: set[str] = set()
         self._prefixes = prefix.Prefixes()
+        self._routes = Routes(routes)
         self._breakers: dict[str, Breaker] = {}
         self._epochs: dict[str, str] = {}
         self._turn = 0
@@ -106,7 +127,7 @@ class Admission:
                 found[name] = Shut("draining")
             elif breaker is not None and (why := breaker.shut(now)):
                 found[name] = Shut(why, doubted=True)
-            elif limit and self.load.requests[name] >= limit:
+            elif limit and self.load.all(name)[2] >= limit:
                 found[name] = Shut(f"{limit} requests run there, the limit", full=True)
             elif (use := self._fleet.use(name)) >= self._section.kv_limit:
                 found[name] = Shut(f"{use:.0%} of its KV memory is in use", full=True)
@@ -148,20 +169,30 @@ class Admission:
     def _choose(self, need: Need, avoid: frozenset[str]) -> Plain | Pair:
         self._turn += 1
         self._stride = 1
-        return choose(
-            self._fleet.table,
-            handoff=need.handoff,
-            pick=lambda work, engines: self._pick(need, work, engines),
-            shut=self.shut(),
-            avoid=avoid,
-        )
+        shut = self.shut()
+        sound = {name: replace(why, doubted=False) for name, why in shut.items()}
+        sound |= {name: Shut("it has just failed") for name in avoid}
+
+        def among(table: Table, only_sound: bool) -> Plain | Pair:
+            return choose(
+                table,
+                handoff=need.handoff,
+                generates=need.generates,
+                pick=lambda work, engines: self._pick(need, work, engines),
+                shut=sound if only_sound else shut,
+                avoid=avoid,
+                barred=need.barred,
+            )
+
+        return self._routes.choose(self._fleet.table, need.tokens, among)
 
     def _pick(self, need: Need, work: Work, engines: Sequence[Engine]) -> Engine:
         policy = self._policies[work]
         chain = need.chain if policy.reads_prompts else ()
+        said = self.index.held(need.chains) if policy.reads_caches and need.chains is not None else None
         snapshot = Snapshot(
             work,
-            tuple(self._view(engine, chain) for engine in engines),
+            tuple(self._view(engine, chain, said) for engine in engines),
             need.tokens,
             # In pairs the two would go round in step otherwise, and some pairs never be chosen.
             self._turn if work == "prefill" else self._turn // self._stride,
@@ -173,14 +204,14 @@ class Admission:
             self._stride = len(engines)
         return engines[policy.pick(snapshot)]
 
-    def _view(self, engine: Engine, chain: tuple[int, ...]) -> View:
+    def _view(self, engine: Engine, chain: tuple[int, ...], said: dict[str, int] | None) -> View:
         name, load = engine.name, self.load
+        exact = said is not None and not self.index.why(name)
         return View(
             name,
-            load.prefill[name],
-            load.decode[name],
-            load.requests[name],
+            *load.all(name),
             engine.weight,
             load.seconds.get(name, 0.0),
-            self._prefixes.held(name, chain) if chain else 0,
+            said.get(name, 0) if said is not None and exact else self._prefixes.held(name, chain) if chain else 0,
+            exact,
         )

@@ -16,23 +16,41 @@ from deeplink.config import Config
 from deeplink.errors import DeeplinkError, InvalidRequest, NoEngine, RequestTooLarge, RouteError, Unauthorized
 from deeplink.plugins import load_plugins
 from deeplink.registry import Registry
-from deeplink.router import admin, openai
+from deeplink.router import admin, openai, page
 from deeplink.router import body as bodies
 from deeplink.router.admission import Admission
 from deeplink.router.choice import Shut, choose
 from deeplink.router.control import Control
+from deeplink.router.engine import DEEPLINK, PLAIN
 from deeplink.router.exchange import GENERATING, Answer, Exchange
 from deeplink.router.fleet import PATIENCE_SECONDS, Fleet
 from deeplink.router.flow import Flow
 from deeplink.router.headers import Headers, to_client, to_engine
 from deeplink.router.keys import Keys
 from deeplink.router.keys import load as load_keys
+from deeplink.router.kinds import Kind
+from deeplink.router.kv_listen import Listeners
 from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
-from deeplink.router.parts import ADMISSION, CONFIG, FLEET, FLOW, LISTED, METRICS, REGISTERED, UPSTREAM
+from deeplink.router.parts import (
+    ADMISSION,
+    CONFIG,
+    FLEET,
+    FLOW,
+    LISTED,
+    METRICS,
+    RECENT,
+    REGISTERED,
+    SHARED,
+    SPANS,
+    UPSTREAM,
+)
 from deeplink.router.paths import passes
 from deeplink.router.policy import Policy
+from deeplink.router.recent import Recent
 from deeplink.router.registered import Registered
+from deeplink.router.shared import Shared
+from deeplink.router.tracing import Spans
 from deeplink.router.upstream import Lost, Upstream
 
 UPLOAD_SECONDS = 60.0
@@ -61,15 +79,23 @@ def make_app(
         client_max_size=admin.MAX_BODY,
     )
     app[CONFIG] = config
-    policies = load_plugins().policies
+    if config.router.tracing:
+        app[SPANS] = Spans()
+    plugins = load_plugins()
+    policies = plugins.policies
+    for entry in config.engines:
+        if entry.kind not in (DEEPLINK, PLAIN):
+            plugins.kinds.get(entry.kind)
     for name in (config.router.prefill_policy, config.router.decode_policy):
         policies.get(name)
-    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, policies, path, patience))
+    app.cleanup_ctx.append(lambda app: _parts(app, config, secret, policies, plugins.kinds, path, patience))
     for generating in GENERATING:
         app.router.add_post(generating, _serve)
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", admin.metrics)
+    page.add_routes(app)
+    app[RECENT] = Recent()
     admin.add_registration(app.router)
     if admin_keys is not None:
         admin.add_routes(app.router)
@@ -82,27 +108,41 @@ async def _parts(
     config: Config,
     secret: bytes,
     policies: Registry[Policy],
+    kinds: Registry[Kind],
     path: Path | None,
     patience: float,
 ) -> AsyncIterator[None]:
     upstream, control = Upstream(), Control(secret)
     try:
-        async with Fleet(config, control, patience) as fleet:
+        async with Fleet(config, control, patience, kinds) as fleet:
             app[UPSTREAM], app[FLEET] = upstream, fleet
-            admission = app[ADMISSION] = Admission(fleet, config.router, policies)
+            admission = app[ADMISSION] = Admission(fleet, config.router, policies, config.routes)
             app[METRICS] = Metrics(fleet, admission)
-            app[FLOW] = Flow(fleet, admission, upstream, secret, config.router)
+            app[FLOW] = Flow(fleet, admission, upstream, control, secret, config.router)
             listed = app[LISTED] = Listed(path, config, fleet)
-            registered = app[REGISTERED] = Registered(fleet)
-            tasks = [asyncio.create_task(listed.follow()), asyncio.create_task(registered.watch())]
+            shared = app[SHARED] = Shared(config.router.redis, secret, fleet, admission)
+            registered = app[REGISTERED] = Registered(fleet, shared)
+            listeners = Listeners(admission.index)
+
+            def changed() -> None:
+                admission.changed()
+                listeners.set(fleet.table.engines)
+
+            changed()
+            fleet.on_change = changed
+            tasks = [asyncio.create_task(work) for work in (listed.follow(), registered.watch(), shared.run())]
             try:
                 yield
             finally:
                 for task in tasks:
                     task.cancel()
+                await asyncio.wait(tasks, timeout=2.0)
+                await listeners.close()
     finally:
         await control.close()
         await upstream.close()
+        if SPANS in app:
+            await asyncio.to_thread(app[SPANS].close)
 
 
 async def _serve(request: web.Request) -> web.StreamResponse:
@@ -126,13 +166,25 @@ async def _pass(request: web.Request) -> web.StreamResponse:
 async def _answer(request: web.Request, body: bodies.Body) -> web.StreamResponse:
     began = time.monotonic()
     exchange = Exchange(request.path, request.path_qs, _headers(request), body, method=request.method)
-    metrics = request.app[METRICS]
+    spans = request.app[CONFIG].router.tracing and request.app[SPANS]
+    if not spans:
+        return await _served(request, exchange, began)
+    with spans.request(exchange.method, exchange.path, exchange.headers) as trace:
+        exchange.trace = trace
+        return await _served(request, exchange, began)
+
+
+async def _served(request: web.Request, exchange: Exchange, began: float) -> web.StreamResponse:
+    metrics, recent = request.app[METRICS], request.app[RECENT]
+    recent.begun(exchange)
+    first = 0.0
     response: web.StreamResponse | None = None
     failure: DeeplinkError | None = None
     try:
         async with request.app[FLOW].serve(exchange) as answer:
             response = _response(answer, exchange)
-            metrics.first_byte(exchange, time.monotonic() - began)
+            first = time.monotonic() - began
+            metrics.first_byte(exchange, first)
             if not isinstance(answer.body, bytes):
                 await response.prepare(request)
                 async for chunk in answer.body:
@@ -142,9 +194,9 @@ async def _answer(request: web.Request, body: bodies.Body) -> web.StreamResponse
         failure = exc
         response = _failed(exc, exchange)
     except (asyncio.CancelledError, ConnectionResetError):
-        _note(metrics, exchange, "gone", None, began)
+        _note(metrics, recent, exchange, "gone", None, began, first)
         raise
-    _note(metrics, exchange, str(response.status), failure or exchange.error, began)
+    _note(metrics, recent, exchange, str(response.status), failure or exchange.error, began, first)
     return response
 
 
@@ -244,7 +296,7 @@ def _keys(inference: Keys | None, operators: Keys | None, engines: Keys) -> Midd
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         path = request.path
-        needed = None if path == "/health" else inference
+        needed = None if path == "/health" or path in page.PATHS else inference
         if path.startswith(admin.REGISTRATIONS):
             needed = engines
         elif path == "/metrics" or path.startswith(admin.ROOT + "/"):
@@ -272,12 +324,21 @@ def _failed(failure: DeeplinkError, exchange: Exchange | None) -> web.Response:
     return web.Response(status=failure.status, headers=headers, body=openai.body(failure))
 
 
-def _note(metrics: Metrics, exchange: Exchange, status: str, failure: DeeplinkError | None, began: float) -> None:
+def _note(
+    metrics: Metrics,
+    recent: Recent,
+    exchange: Exchange,
+    status: str,
+    failure: DeeplinkError | None,
+    began: float,
+    first: float,
+) -> None:
     """One line in the log and one request in the metrics. Nothing of what was asked or answered is in either:
     messages may quote."""
     seconds = time.monotonic() - began
     code = failure.code if failure else ""
     metrics.ended(exchange, status, code, seconds)
+    recent.ended(exchange, status, code, first, seconds)
     words = {
         "status": status,
         "phase": exchange.phase,
@@ -289,4 +350,6 @@ def _note(metrics: Metrics, exchange: Exchange, status: str, failure: DeeplinkEr
         "field": failure.field if failure else "",
         "ms": f"{1000 * seconds:.0f}",
     }
+    if exchange.trace is not None:
+        exchange.trace.ended(status, words)
     log.info("%s", f"{exchange.path} " + " ".join(f"{name}={value}" for name, value in words.items() if value))

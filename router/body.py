@@ -1,9 +1,9 @@
 """The client's JSON body, and the bodies the engines are sent in its place. Pure.
 
-Bodies are the engines' business: no field is checked, dropped or defaulted here, whatever its name. The one
-exception is `kv_transfer_params`, which belongs to the router; a client's own is removed, so that clients
-cannot pass tickets. What a body holds is decided on the parsed value, never by looking for text: a key may be
-written with escapes, or twice.
+Bodies are the engines' business: no field is checked, dropped or defaulted here, whatever its name. The exception are
+`OURS`, such as `kv_transfer_params`, which belong to the router; a client's own are removed, so that clients cannot
+pass tickets or have others' caches read. What a body holds is decided on the parsed value, never by looking for text: a
+key may be written with escapes, or twice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,20 @@ from typing import Any
 from deeplink.errors import InvalidRequest
 
 PARAMS = "kv_transfer_params"
+OURS = frozenset(
+    {
+        PARAMS,
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "bootstrap_pair_key",
+        "disagg_prefill_dp_rank",
+        "migration_request",
+        "with_cache",
+        "preserve_cache",
+    }
+)
+"""Members by which engines of some kind are told to fetch or keep a cache: the router's to set, never a client's."""
 OUTPUT = 256
 """Tokens that an answer is taken to have where the client sets no limit."""
 # vLLM merges this field's members into the place where its connector looks for kv_transfer_params.
@@ -24,7 +38,7 @@ _SMUGGLER = "vllm_xargs"
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One request as the client sent it. `fields` is read-only and holds no `kv_transfer_params`; `raw` is
+    """One request as the client sent it. `fields` is read-only and holds none of `OURS`; `raw` is
     the client's bytes, or those of `fields` where something had to be removed."""
 
     raw: bytes
@@ -49,7 +63,7 @@ def parse(raw: bytes) -> Body:
         raise InvalidRequest("the request body is not a JSON object")
     extra = fields.get(_SMUGGLER)
     holders = [fields, extra] if isinstance(extra, dict) else [fields]
-    found = [holder.pop(PARAMS) for holder in holders if PARAMS in holder]
+    found = [holder.pop(name) for holder in holders for name in OURS & holder.keys()]
     return Body(_dump(fields) if found else raw, fields)
 
 
@@ -90,12 +104,12 @@ def params(side: str, ticket: str) -> dict[str, Any]:
     return {"deeplink": {"side": side, "ticket": ticket}}
 
 
-def prefill(body: Body, ticket: str, *, chat: bool) -> bytes:
-    """The body for the producer: the same prompt, one token, no stream."""
+def prefill(body: Body, members: dict[str, Any], *, chat: bool) -> bytes:
+    """The body for the engine that prefills: the same prompt, one token, no stream; with these members."""
     fields = dict(body.fields)
     for name in ("stream_options", "min_tokens"):
         fields.pop(name, None)
-    fields |= {"stream": False, PARAMS: params("produce", ticket)}
+    fields |= {"stream": False, **members}
     if "n" in fields:
         fields["n"] = 1
     newer = "max_completion_tokens"
@@ -106,12 +120,19 @@ def prefill(body: Body, ticket: str, *, chat: bool) -> bytes:
     return _dump(fields)
 
 
-def decode(body: Body, ticket: str) -> bytes:
-    """The body for the consumer: the client's own bytes with one member put in front of the others."""
-    member = json.dumps({PARAMS: params("consume", ticket)}, separators=(",", ":"))[1:-1].encode()
+def unstreamed(body: Body, members: dict[str, Any]) -> bytes:
+    """The whole request with these members, but its answer in one piece."""
+    fields = dict(body.fields)
+    fields.pop("stream_options", None)
+    return _dump(fields | {"stream": False, **members})
+
+
+def decode(body: Body, members: dict[str, Any]) -> bytes:
+    """The body for the engine that decodes: the client's own bytes with these members, of `OURS`, put in front."""
+    inner = json.dumps(members, separators=(",", ":"))[1:-1].encode()
     start = body.raw.index(b"{") + 1
     comma = b"," if body.fields else b""
-    return b"".join((body.raw[:start], member, comma, body.raw[start:]))
+    return b"".join((body.raw[:start], inner, comma, body.raw[start:]))
 
 
 def obstacle(body: Body, *, chat: bool) -> str:

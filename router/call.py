@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from deeplink.errors import DecodeFailed
 from deeplink.router import openai, sse, usage
-from deeplink.router.choice import Engine
+from deeplink.router.engine import Engine
 from deeplink.router.exchange import Exchange
 from deeplink.router.fleet import Fleet
+from deeplink.router.headers import Headers
+from deeplink.router.kinds import LINGER, RANK, Part, rank_header
 from deeplink.router.upstream import Lost, Reply, Upstream
 
 MAX_ANSWER = 64 << 20
@@ -60,18 +63,40 @@ async def ask(
     fleet: Fleet,
     engine: Engine,
     exchange: Exchange,
-    body: bytes,
+    part: Part,
     until: float | None = None,
     late: Callable[[], Awaitable[None]] | None = None,
+    fade: Callable[[Coroutine[Any, Any, None]], None] | None = None,
 ) -> Opened:
     """Send one request and wait for its whole answer, or the first event of a stream.
 
     Past `until` (of time.monotonic) `late` is called: it raises, or returns if the deadline no longer counts.
     Raises NotSent, or Lost also when the engine is given up. If it raises or is cancelled the call is
-    dropped.
+    dropped; with `fade` it is given what waits a little for an answer before it drops the call.
     """
+    headers = [*exchange.headers, *part.headers]
+    if exchange.trace is None:
+        return await _asked(upstream, fleet, engine, exchange, part.body, headers, until, late, fade)
+    with exchange.trace.call(engine.name, exchange.phase, headers) as traced:
+        return await _asked(upstream, fleet, engine, exchange, part.body, traced, until, late, fade)
+
+
+async def _asked(
+    upstream: Upstream,
+    fleet: Fleet,
+    engine: Engine,
+    exchange: Exchange,
+    body: bytes,
+    headers: Headers,
+    until: float | None,
+    late: Callable[[], Awaitable[None]] | None,
+    fade: Callable[[Coroutine[Any, Any, None]], None] | None,
+) -> Opened:
     replies: list[Reply] = []
-    task = asyncio.create_task(_open(upstream, exchange, engine.url + exchange.target, body, replies))
+    if rank := rank_header(engine):
+        headers = [pair for pair in headers if pair[0].lower() != RANK] + rank
+    url = engine.url + exchange.target
+    task = asyncio.create_task(_open(upstream, exchange.method, url, body, headers, replies))
     task.add_done_callback(_seen)
     try:
         while not task.done():
@@ -90,9 +115,10 @@ async def ask(
         return answered
     finally:
         # Whatever is left here was not handed over: the call failed or was given up.
-        task.cancel()
-        for reply in replies:
-            reply.close()
+        if fade is not None and not task.done():
+            fade(_faded(task, replies))
+        else:
+            _dropped(task, replies)
 
 
 async def relay(exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened) -> AsyncGenerator[bytes, None]:
@@ -124,8 +150,21 @@ async def relay(exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened
     yield (b"\n\n" if events.torn else b"") + openai.event(exchange.error)
 
 
-async def _open(upstream: Upstream, exchange: Exchange, url: str, body: bytes, replies: list[Reply]) -> Opened:
-    reply = await upstream.send(exchange.method, url, exchange.headers, body or None)
+async def _faded(task: asyncio.Task[Opened], replies: list[Reply]) -> None:
+    await asyncio.wait({task}, timeout=LINGER)
+    _dropped(task, replies)
+
+
+def _dropped(task: asyncio.Task[Opened], replies: list[Reply]) -> None:
+    task.cancel()
+    for reply in replies:
+        reply.close()
+
+
+async def _open(
+    upstream: Upstream, method: str, url: str, body: bytes, headers: Headers, replies: list[Reply]
+) -> Opened:
+    reply = await upstream.send(method, url, headers, body or None)
     replies.append(reply)
     if reply.status != 200 or reply.media != "text/event-stream":
         return Opened(reply, await reply.read(MAX_ANSWER))

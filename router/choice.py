@@ -7,39 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-from deeplink.errors import NoEngine, Overloaded
+from deeplink.errors import InvalidRequest, NoEngine, Overloaded
 from deeplink.kvconnector.contract import Contract
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
+from deeplink.router import declared
+from deeplink.router.engine import ALONE, Engine
 from deeplink.router.policy import Work
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """What is known about one engine now. `contract` is its last one, None if it never gave one; `down` says why it
-    cannot be used, "" if it can. A `plain` one has no contract, and does all of a request itself."""
-
-    name: str
-    url: str
-    control: str
-    contract: Contract | None
-    down: str
-    weight: float = 1.0
-    plain: bool = False
-
-    @property
-    def role(self) -> str:
-        """ "" as long as it is not known."""
-        if self.plain:
-            return "both"
-        return self.contract.role if self.contract is not None else ""
-
-    @property
-    def produces(self) -> bool:
-        return self.contract is not None and self.contract.produces
-
-    @property
-    def consumes(self) -> bool:
-        return self.plain or (self.contract is not None and self.contract.consumes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +24,15 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Prefill here, decode there; both have a contract."""
+    """Prefill here, decode there: two of one kind. `agreement` is that of their contracts, if they have any."""
 
     prefill: Engine
     decode: Engine
-    agreement: Agreement
+    agreement: Agreement | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.prefill.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +56,15 @@ def table(engines: Iterable[Engine], before: Table | None = None) -> Table:
         for consumer in engines:
             if producer is consumer or producer.down or consumer.down:
                 continue
-            if producer.contract is None or consumer.contract is None:
+            if producer.kind != consumer.kind or not (producer.produces and consumer.consumes):
                 continue
-            if not (producer.produces and consumer.consumes):
+            if producer.foreign:
+                if (refusal := declared.refusal(producer, consumer)) is not None:
+                    refused.append((producer, consumer, refusal))
+                else:
+                    pairs.append(Pair(producer, consumer))
+                continue
+            if producer.contract is None or consumer.contract is None:
                 continue
             ours, theirs, answer = known.get((producer.name, consumer.name), (None, None, None))
             if answer is None or (ours, theirs) != (producer.contract, consumer.contract):
@@ -103,7 +86,8 @@ def _answers(of: Table) -> Answers:
     found: Answers = {}
     for pair in of.pairs:
         producer, consumer = pair.prefill, pair.decode
-        found[producer.name, consumer.name] = (producer.contract, consumer.contract, pair.agreement)
+        if pair.agreement is not None:
+            found[producer.name, consumer.name] = (producer.contract, consumer.contract, pair.agreement)
     for producer, consumer, refusal in of.refused:
         found[producer.name, consumer.name] = (producer.contract, consumer.contract, refusal)
     return found
@@ -127,22 +111,40 @@ def choose(
     of: Table,
     *,
     handoff: bool,
+    generates: bool = False,
     pick: Pick,
     shut: Mapping[str, Shut] = MappingProxyType({}),
     avoid: frozenset[str] = frozenset(),
+    barred: Mapping[str, str] = MappingProxyType({}),
 ) -> Plain | Pair:
     """The engine or pair that `pick` takes: first who prefills, then who decodes with what that one hands over.
 
-    With `handoff` the request is split where the engines are meant for that (`splits`). Engines in `avoid` are taken
-    only if there is no other, those in `shut` never, unless all are only doubted. Raises Overloaded if only full ones
-    are left; NoEngine, naming who is down or shut and why; or, if every pair refuses, the Refused that says in which
-    field.
+    With `handoff` the request is split where the engines are meant for that (`splits`), and without it where no engine
+    can serve alone; but not between engines of the kinds in `barred`, which say by which field of the request. One that
+    `generates` and is not split needs an engine that does all of it (`Engine.whole`). Engines in `avoid` are taken only
+    if there is no other, those in `shut` never, unless all are only doubted. Raises Overloaded if only full ones are
+    left; NoEngine, naming who is down or shut and why; if every pair refuses, the Refused that says in which field; or
+    InvalidRequest, if only a pair could serve it and the request's field bars it.
     """
-    if handoff and splits(of.engines):
-        return _pair(of, pick, shut, avoid)
-    usable = [engine for engine in of.engines if not engine.down and (engine.consumes or len(of.engines) == 1)]
+    if handoff and splits(of.engines) and (not barred or not _all_barred(of, barred)):
+        return _pair(_without(of, barred), pick, shut, avoid)
+    only = len(of.engines) == 1 and not of.engines[0].foreign
+    usable = [engine for engine in of.engines if not engine.down and (engine.alone or only)]
     if not usable:
+        if any(engine.consumes and not engine.down for engine in of.engines) and of.pairs:
+            if not _all_barred(of, barred):
+                return _pair(_without(of, barred), pick, shut, avoid)
+            field = barred[of.pairs[0].kind]
+            raise InvalidRequest(
+                f"the engines that are up serve in pairs only, and this request cannot be handed over: {field}",
+                field=field,
+            )
         raise _none("decode", of.engines)
+    if generates and not (usable := [engine for engine in usable if engine.whole]):
+        raise NoEngine(
+            "no engine that is up can serve this request by itself, and it is not one that is handed over",
+            remedy="ask for one answer to one prompt, or add an engine that both prefills and decodes",
+        )
     return Plain(pick("decode", _preferred(_open(usable, _name, shut), _name, avoid)))
 
 
@@ -155,8 +157,25 @@ def readers(of: Table, pair: Pair, shut: Mapping[str, Shut], avoid: frozenset[st
         if other.prefill == pair.prefill
         and other.decode.name not in avoid
         and other.decode.name not in shut
-        and (other.agreement.takes, other.agreement.wire) == (pair.agreement.takes, pair.agreement.wire)
+        and _travels(other) == _travels(pair)
     ]
+
+
+def _travels(pair: Pair) -> object:
+    return None if pair.agreement is None else (pair.agreement.takes, pair.agreement.wire)
+
+
+def _all_barred(of: Table, barred: Mapping[str, str]) -> bool:
+    kinds = {pair.kind for pair in of.pairs} or {engine.kind for engine in of.engines if not engine.plain}
+    return kinds <= barred.keys()
+
+
+def _without(of: Table, barred: Mapping[str, str]) -> Table:
+    if not barred or not any(pair.kind in barred for pair in of.pairs):
+        return of
+    pairs = tuple(pair for pair in of.pairs if pair.kind not in barred)
+    partners = {name: mine for name, mine in of.partners.items() if mine[0].kind not in barred}
+    return Table(of.engines, pairs, of.refused, partners)
 
 
 def splits(engines: Sequence[Engine]) -> bool:
@@ -169,8 +188,8 @@ def splits(engines: Sequence[Engine]) -> bool:
     """
     if len(engines) < 2:
         return False
-    roles = {engine.role for engine in engines if not engine.plain}
-    alone = "both" in roles or any(engine.plain for engine in engines)
+    roles = {engine.role for engine in engines if not engine.plain and engine.role != ALONE}
+    alone = "both" in roles or any(engine.plain or engine.role == ALONE for engine in engines)
     return "prefill" in roles or {"both", "decode"} <= roles or ("" in roles and not alone)
 
 

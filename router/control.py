@@ -1,4 +1,5 @@
-"""Calls to an engine's control endpoint: its contract, why a handoff failed, and cancelling one."""
+"""Small bounded calls to an engine: to its control endpoint for its contract, why a handoff failed, and cancelling one;
+and to others' APIs for what they say of themselves."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector.contract import Contract
 
 SECONDS = 1.0
+POST_SECONDS = 5.0
 MAX_STATE = 64 << 10
 
 log = logging.getLogger(__name__)
@@ -43,8 +45,8 @@ _status = msgspec.json.Decoder(Status)
 
 
 class Control:
-    """The control endpoints of all engines. Every call ends within SECONDS. Made in a running loop; `close`
-    it."""
+    """The control endpoints of all engines. Every call ends within SECONDS, or as many as its caller says. Made in a
+    running loop; `close` it."""
 
     def __init__(self, secret: bytes) -> None:
         self._session = aiohttp.ClientSession(
@@ -100,21 +102,44 @@ class Control:
             log.debug("handoff %s not cancelled at %s: %s", handoff, url, exc)
 
     async def alive(self, url: str) -> None:
-        """Whether a plain engine answers its ``/health`` well. Raises PeerGone, or ProtocolError with the status."""
-        status, _ = await self._call("GET", f"{url}/health", MAX_STATE, self._bare)
+        """Whether an engine answers its ``/health`` well. Raises PeerGone, or ProtocolError with the status."""
+        status, _ = await self.get(f"{url}/health")
         if status >= 300:
             raise ProtocolError(f"{url}/health answered {status}", field="status", theirs=str(status))
+
+    async def get(self, url: str, limit: int = MAX_STATE) -> tuple[int, bytes]:
+        """Of an engine that is told no token: status, and at most `limit` + 1 bytes. Raises PeerGone."""
+        return await self._call("GET", url, limit, self._bare)
+
+    async def post(
+        self, url: str, body: bytes, limit: int = MAX_STATE, seconds: float = POST_SECONDS
+    ) -> tuple[int, bytes]:
+        """As `get`, with JSON; whoever is asked may have something to do for it."""
+        return await self._call("POST", url, limit, self._bare, body, seconds)
 
     async def close(self) -> None:
         await self._session.close()
         await self._bare.close()
 
     async def _call(
-        self, method: str, url: str, limit: int, session: aiohttp.ClientSession | None = None
+        self,
+        method: str,
+        url: str,
+        limit: int,
+        session: aiohttp.ClientSession | None = None,
+        body: bytes | None = None,
+        seconds: float = SECONDS,
     ) -> tuple[int, bytes]:
         """Status and at most `limit` + 1 bytes of the body."""
         try:
-            async with (session or self._session).request(method, url, allow_redirects=False) as response:
+            async with (session or self._session).request(
+                method,
+                url,
+                allow_redirects=False,
+                data=body,
+                headers=None if body is None else {"Content-Type": "application/json"},
+                timeout=aiohttp.ClientTimeout(total=seconds),
+            ) as response:
                 data = bytearray()
                 async for chunk in response.content.iter_any():
                     data += chunk
@@ -122,7 +147,7 @@ class Control:
                         break
                 return response.status, bytes(data[: limit + 1])
         except asyncio.TimeoutError as exc:
-            raise PeerGone(f"no answer from {url} within {SECONDS:g} s") from exc
+            raise PeerGone(f"no answer from {url} within {seconds:g} s") from exc
         except aiohttp.ClientConnectorError as exc:
             raise PeerGone(f"cannot connect to {url}: {exc.strerror or exc.os_error}") from exc
         except (aiohttp.ClientError, OSError) as exc:

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from deeplink.errors import DeeplinkError
 from deeplink.router.body import Body
-from deeplink.router.choice import Engine
+from deeplink.router.engine import Engine
 from deeplink.router.headers import PREFIX, Headers
+from deeplink.router.tracing import Trace
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 
@@ -25,7 +26,7 @@ class Exchange:
     the client's query, as the engines get it. `asked` are the engines that have been sent their part of the handoff,
     `tries` how many more times something may be tried again, `tried` how many times it was. `cached` is what
     the prefill engine said of the prompt tokens it had cached. `ends` are the handoffs that were begun for it: who
-    prefilled, who was last to decode, and whether it was finished.
+    prefilled, who was last to decode, and whether it was finished. `trace` is set if spans are made.
     """
 
     path: str
@@ -43,6 +44,7 @@ class Exchange:
     method: str = "POST"
     cached: dict[str, Any] | None = None
     ends: list[tuple[str, str, bool]] = field(default_factory=list)
+    trace: Trace | None = None
 
     @property
     def chat(self) -> bool:

@@ -10,14 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from deeplink.config import Config, EngineEntry
 from deeplink.errors import DeeplinkError
-from deeplink.router.choice import Engine, Table, table
+from deeplink.registry import Registry
+from deeplink.router.choice import Table, table
 from deeplink.router.control import Control, HandoffState, Status
+from deeplink.router.engine import DEEPLINK, PLAIN, Engine, Said
+
+if TYPE_CHECKING:
+    from deeplink.router.kinds import Kind
 
 CANCEL_SECONDS = 2.0
 # How long an engine may be silent on its control endpoint and on a stream before the stream is given up.
@@ -33,7 +39,17 @@ class Fleet:
     """The engines that are known. Use as an async context manager: polling runs inside it. `on_change` is called when
     an engine has come, gone or changed, and when one has said how full it is."""
 
-    def __init__(self, config: Config, control: Control, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        config: Config,
+        control: Control,
+        patience: float = PATIENCE_SECONDS,
+        kinds: Registry[Kind] | None = None,
+    ) -> None:
+        """Raises PluginError for an engine of a kind that nobody has."""
+        self.kinds: Registry[Kind] = kinds if kinds is not None else Registry("kind of engine")
+        for entry in config.engines:
+            self._known(entry)
         self._patience = patience
         self._control = control
         self._poll = config.router.poll
@@ -65,10 +81,12 @@ class Fleet:
         return self._table
 
     def put(self, entry: EngineEntry) -> None:
-        """An engine that is new, or reached elsewhere than before; the next look finds out about it."""
+        """An engine that is new, or reached elsewhere than before; the next look finds out about it. Raises PluginError
+        if nobody has its kind."""
+        self._known(entry)
         old = self._engines.get(entry.name)
         new = _unseen(entry)
-        if old is not None and (old.url, old.control, old.plain) == (new.url, new.control, new.plain):
+        if old is not None and new == replace(old, contract=None, said=None, down=new.down, weight=new.weight):
             if old.weight == new.weight:
                 return
             new = replace(old, weight=new.weight)
@@ -113,15 +131,22 @@ class Fleet:
             await asyncio.wait(tasks)
 
     async def state(self, engine: Engine, handoff: str) -> HandoffState | None:
+        """None also for engines that keep no account of handoffs."""
+        if engine.kind != DEEPLINK:
+            return None
         return await self._control.handoff(engine.control, handoff)
 
     def cancel(self, handoff: str, engines: Iterable[Engine]) -> None:
         """Cancel a handoff at these engines, in the background: the request that wants it may be cancelled
         itself."""
         for engine in engines:
-            task = asyncio.create_task(self._cancel(engine, handoff))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self.later(self._cancel(engine, handoff))
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Goes on although the request that wants it is over. It must end by itself, and raise nothing."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def silent(self, engine: Engine, heard: float = 0.0) -> str:
         """Why a call to this engine is to be given up: the engine is down, and neither its control endpoint
@@ -141,6 +166,14 @@ class Fleet:
         except asyncio.TimeoutError:
             log.debug("handoff %s not cancelled at %s in time", handoff, engine.name)
 
+    async def _said(self, engine: Engine) -> Said:
+        kind = self.kinds.get(engine.kind)
+        # While it stays up it is the same process, so what it said holds.
+        if engine.said is None or engine.down:
+            return replace(await kind.look(engine, self._control), incarnation=time.monotonic_ns())
+        await kind.up(engine, self._control)
+        return engine.said
+
     async def _poll_forever(self) -> None:
         while True:
             await asyncio.sleep(self._poll)
@@ -153,6 +186,8 @@ class Fleet:
             if old.plain:
                 await self._control.alive(old.url)
                 new = replace(old, down="")
+            elif old.foreign:
+                new = replace(old, said=await self._said(old), down="")
             else:
                 new = replace(old, contract=await self._control.contract(old.control), down="")
                 status = await self._control.status(old.control)
@@ -178,6 +213,10 @@ class Fleet:
         self._engines[name] = new
         self._changed()
 
+    def _known(self, entry: EngineEntry) -> None:
+        if entry.kind not in (DEEPLINK, PLAIN):
+            self.kinds.get(entry.kind)
+
     def _looked(self, name: str, look: asyncio.Task[None]) -> None:
         if self._looks.get(name) is look:
             del self._looks[name]
@@ -188,5 +227,18 @@ class Fleet:
 
 
 def _unseen(entry: EngineEntry) -> Engine:
-    plain = entry.kind == "plain"
-    return Engine(entry.name, entry.url, entry.control, None, "not looked at yet", entry.weight, plain)
+    return Engine(
+        entry.name,
+        entry.url,
+        entry.control,
+        None,
+        "not looked at yet",
+        entry.weight,
+        entry.kind,
+        entry.role,
+        entry.settings,
+        entry.bootstrap,
+        entry.rank,
+        events=entry.events,
+        replay=entry.replay,
+    )

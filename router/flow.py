@@ -8,33 +8,34 @@ chunk, and prefilling lasts until it answers.
 Nothing is sent to the client before the decoding engine's first bytes are here and are not an error. Until then every
 failure is an HTTP status with a typed error, or is made good by other engines: what prefill has staged is offered to
 another decode engine that can fetch it, else all of it is tried again elsewhere. All tries together have one deadline.
-A handoff that does not reach done is cancelled on every engine that was asked, in the background, whatever ended it: a
-failure, a deadline, or the client leaving (which cancels the task).
+How two engines hand over is their kind's business (`kinds`). A handoff that does not reach done leaves nothing behind
+at any engine that was asked, whatever ended it: a failure, a deadline, or the client leaving (which cancels the task).
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from deeplink.config import RouterSection
-from deeplink.errors import DeeplinkError
+from deeplink.errors import DeadlineExceeded, DeeplinkError
 from deeplink.kvconnector import ticket as tickets
 from deeplink.router import body as bodies
 from deeplink.router import prefix, retry
 from deeplink.router.admission import Admission, Need
-from deeplink.router.choice import Engine, Pair, Plain
+from deeplink.router.choice import Pair, Plain
+from deeplink.router.control import Control
+from deeplink.router.engine import DEEPLINK, Engine
 from deeplink.router.exchange import Answer, Exchange
 from deeplink.router.fleet import Fleet
+from deeplink.router.kind_deeplink import DeeplinkHanding
+from deeplink.router.kinds import Handing, Part, Tools
 from deeplink.router.load import Hold
+from deeplink.router.prompts import Chains, Prompts
 from deeplink.router.stages import Handed, Stages
 from deeplink.router.upstream import Upstream
-
-STAGED = ("filling", "staged")
-"""States of the prefill side in which the cache can still be fetched."""
 
 
 class Flow:
@@ -42,11 +43,19 @@ class Flow:
     long decoding takes after that is the engine's and the client's business."""
 
     def __init__(
-        self, fleet: Fleet, admission: Admission, upstream: Upstream, secret: bytes, section: RouterSection
+        self,
+        fleet: Fleet,
+        admission: Admission,
+        upstream: Upstream,
+        control: Control,
+        secret: bytes,
+        section: RouterSection,
     ) -> None:
         self._fleet = fleet
         self._admission = admission
         self._stages = Stages(fleet, admission, upstream, section.deadline)
+        self._tools = Tools(fleet, upstream, control)
+        self._prompts = Prompts(control)
         self._secret = secret
         self._section = section
 
@@ -57,7 +66,7 @@ class Flow:
             yield await self._serve(exchange, stack)
 
     async def _serve(self, exchange: Exchange, stack: AsyncExitStack) -> Answer:
-        need = self._need(exchange)
+        need = self._need(exchange, await self._chains(exchange))
         # What some engine does not serve another may; that costs nothing to find out.
         exchange.tries = self._section.retries if exchange.generates else len(self._fleet.table.engines)
         choice = await self._admission.choose(need)
@@ -103,18 +112,40 @@ class Flow:
         exchange.tried += 1
         return other
 
-    def _need(self, exchange: Exchange) -> Need:
+    async def _chains(self, exchange: Exchange) -> Chains | None:
+        """The prompt as it is looked up in what engines hold."""
+        admission = self._admission
+        if not admission.reads_caches or not exchange.generates:
+            return None
+        table = self._fleet.table
+        able = [engine for engine in table.engines if engine.events and not engine.down]
+        asked = min(able, key=lambda engine: admission.load.requests[engine.name], default=None)
+        chains = await self._prompts.chains(exchange.body, asked, admission.index.sizes)
+        admission.guessed += chains is None
+        return chains
+
+    def _need(self, exchange: Exchange, chains: Chains | None) -> Need:
         body = exchange.body
         tokens = bodies.tokens(body)
         return Need(
-            exchange.generates
-            and not bodies.obstacle(body, chat=exchange.chat)
-            and tokens >= self._section.min_prefill,
+            exchange.generates and tokens >= self._section.min_prefill,
             tokens,
             bodies.output(body) if exchange.generates else 0,
             exchange.session(self._section.session_header),
             prefix.hashes(bodies.text(body)) if self._admission.reads_prompts else (),
+            chains,
+            self._barred(exchange),
+            exchange.generates,
         )
+
+    def _barred(self, exchange: Exchange) -> dict[str, str]:
+        """The kinds of engines that could not hand this request over, and by which of its fields."""
+        if not exchange.generates:
+            return dict.fromkeys({DEEPLINK, *self._fleet.kinds.items}, "path")
+        body, chat = exchange.body, exchange.chat
+        found = {DEEPLINK: bodies.obstacle(body, chat=chat)}
+        found |= {name: kind.obstacle(body, chat=chat) for name, kind in self._fleet.kinds.items.items()}
+        return {name: field for name, field in found.items() if field}
 
     @asynccontextmanager
     async def _attempt(
@@ -132,7 +163,7 @@ class Flow:
         exchange.handoff, exchange.prefill, exchange.decode = "", "", engine.name
         exchange.phase = "decoding"
         with self._admission.take(engine, need, prefill=True, decode=True) as hold:
-            async with self._stages.decode(exchange, engine, exchange.body.raw, hold) as answer:
+            async with self._stages.decode(exchange, engine, Part(exchange.body.raw, []), hold) as answer:
                 yield answer
 
     @asynccontextmanager
@@ -142,91 +173,86 @@ class Flow:
         exchange.phase = "prefilling"
         exchange.cached = None
         exchange.asked.clear()
-        ticket = self._ticket(exchange.handoff, pair, until)
+        handing = self._hand(exchange, pair, until)
+        together = self._section.dispatch == "together" if handing.together is None else handing.together
         async with AsyncExitStack() as stack:
             filling = stack.enter_context(self._admission.take(pair.prefill, need, prefill=True, decode=False))
             hold = stack.enter_context(self._admission.take(pair.decode, need, prefill=False, decode=True))
-            stack.callback(self._release, exchange)
-            prefilling: asyncio.Task[Answer | None] | None = None
-            if self._section.dispatch == "together":
-                prefilling = asyncio.create_task(self._prefilled(exchange, pair, ticket, filling, until))
-                prefilling.add_done_callback(_seen)
-                stack.callback(self._drop, exchange, pair.prefill, prefilling)
-            elif (early := await self._prefilled(exchange, pair, ticket, filling, until)) is not None:
+            stack.callback(lambda: exchange.ends.append((exchange.prefill, exchange.decode, exchange.finished)))
+            await self._ready(handing, pair, until)
+            prefilling = asyncio.create_task(self._prefilled(exchange, handing, pair.prefill, filling, until))
+            prefilling.add_done_callback(_seen)
+            stack.callback(lambda: handing.over(prefilling, exchange.finished))
+            if not together and (early := await asyncio.shield(prefilling)) is not None:
                 yield early
                 return
+            handed = Handed(pair.prefill, until, prefilling if together else None, handing)
             tried = {pair.decode.name}
             while True:
                 try:
-                    serving = self._consumed(exchange, pair, ticket, hold, Handed(pair.prefill, until, prefilling))
+                    serving = self._consumed(exchange, pair.decode, hold, handed)
                     answer = await stack.enter_async_context(serving)
                     break
                 except DeeplinkError as error:
-                    if (other := await self._reader(exchange, pair, need, error, until, tried)) is None:
+                    if (other := await self._reader(exchange, pair, need, error, until, tried, handing)) is None:
                         raise
                     hold.end()
                     hold = stack.enter_context(self._admission.take(other.decode, need, prefill=False, decode=True))
-                    self._fleet.cancel(exchange.handoff, (pair.decode,))
+                    await self._ready(handing, other, until)
                     pair = other
-                    ticket = self._ticket(exchange.handoff, pair, until)
                     exchange.decode = pair.decode.name
                     tried.add(pair.decode.name)
             yield answer
 
+    async def _ready(self, handing: Handing, pair: Pair, until: float) -> None:
+        try:
+            await asyncio.wait_for(handing.ready(pair.decode), until - time.monotonic())
+        except asyncio.TimeoutError as exc:
+            raise DeadlineExceeded(
+                f"{pair.prefill.name} and {pair.decode.name} were not connected within {self._section.deadline:g} s"
+            ) from exc
+
+    def _hand(self, exchange: Exchange, pair: Pair, until: float) -> Handing:
+        if pair.kind == DEEPLINK:
+            return DeeplinkHanding(exchange, pair, until, self._tools, self._secret)
+        return self._fleet.kinds.get(pair.kind).hand(exchange, pair, until, self._tools)
+
     async def _reader(
-        self, exchange: Exchange, pair: Pair, need: Need, error: DeeplinkError, until: float, tried: set[str]
+        self,
+        exchange: Exchange,
+        pair: Pair,
+        need: Need,
+        error: DeeplinkError,
+        until: float,
+        tried: set[str],
+        handing: Handing,
     ) -> Pair | None:
         """Who else can fetch what was prefilled, if it is still there; a claim that was made has used it up."""
-        if exchange.tries <= 0 or time.monotonic() >= until:
+        there = await handing.offers(error) if pair.decode.name in retry.blamed(error, pair) else False
+        if not there or exchange.tries <= 0 or time.monotonic() >= until:
             return None
-        if pair.decode.name not in retry.blamed(error, pair) or retry.other_epoch(error):
-            return None
-        if self._admission.reader(pair, need, frozenset(tried)) is None:
-            return None
-        state = await self._fleet.state(pair.prefill, exchange.handoff)
-        if state is None or state.state not in STAGED:
-            return None
-        exchange.tries -= 1
-        exchange.tried += 1
-        return self._admission.reader(pair, need, frozenset(tried))
+        other = self._admission.reader(pair, need, frozenset(tried))
+        if other is not None:
+            exchange.tries -= 1
+            exchange.tried += 1
+        return other
 
-    def _release(self, exchange: Exchange) -> None:
-        """Leaves nothing behind of a handoff that did not reach its end."""
-        exchange.ends.append((exchange.prefill, exchange.decode, exchange.finished))
-        if not exchange.finished:
-            self._fleet.cancel(exchange.handoff, exchange.asked)
-
-    def _drop(self, exchange: Exchange, producer: Engine, prefilling: asyncio.Task[Answer | None]) -> None:
-        """The answer is complete, or will never be: nobody waits for prefill any more."""
-        if not prefilling.done():
-            prefilling.cancel()
-            if exchange.finished:
-                self._fleet.cancel(exchange.handoff, (producer,))
-
-    def _ticket(self, handoff: str, pair: Pair, until: float) -> str:
-        producer, consumer = pair.prefill.contract, pair.decode.contract
-        assert producer is not None
-        assert consumer is not None
-        milliseconds = min(max(1, math.ceil((until - time.monotonic()) * 1000)), 86_400_000)
-        return tickets.mint(tickets.issue(handoff, producer, consumer, pair.agreement, milliseconds), self._secret)
-
-    async def _prefilled(self, exchange: Exchange, pair: Pair, ticket: str, hold: Hold, until: float) -> Answer | None:
-        exchange.asked.append(pair.prefill)
-        body = bodies.prefill(exchange.body, ticket, chat=exchange.chat)
+    async def _prefilled(
+        self, exchange: Exchange, handing: Handing, engine: Engine, hold: Hold, until: float
+    ) -> Answer | None:
+        exchange.asked.append(engine)
         try:
-            return await self._stages.prefill(exchange, pair.prefill, body, until)
+            return await self._stages.prefill(exchange, engine, handing, until)
         finally:
             hold.end()
 
     @asynccontextmanager
-    async def _consumed(
-        self, exchange: Exchange, pair: Pair, ticket: str, hold: Hold, handed: Handed
-    ) -> AsyncIterator[Answer]:
+    async def _consumed(self, exchange: Exchange, engine: Engine, hold: Hold, handed: Handed) -> AsyncIterator[Answer]:
         if handed.prefilling is None:
             exchange.phase = "decoding"
-        exchange.asked.append(pair.decode)
-        body = bodies.decode(exchange.body, ticket)
-        async with self._stages.decode(exchange, pair.decode, body, hold, handed) as answer:
+        exchange.asked.append(engine)
+        part = handed.handing.decode(engine)
+        async with self._stages.decode(exchange, engine, part, hold, handed) as answer:
             yield answer
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 Headers = list[tuple[str, str]]
 
 PREFIX = "x-deeplink-"
+_OURS_TOO = "x-override-bootstrap-"
+"""With these SGLang lets a client say whose cache is to be read."""
 _HOP = {
     "connection",
     "keep-alive",
@@ -40,7 +42,9 @@ def to_engine(headers: Iterable[tuple[str, str]], *, key: bool = True) -> Header
     }
     drop = _HOP | _OURS | named | (set() if key else {"authorization"})
     return [
-        (name, value) for name, value in headers if name.lower() not in drop and not name.lower().startswith(PREFIX)
+        (name, value)
+        for name, value in headers
+        if name.lower() not in drop and not name.lower().startswith((PREFIX, _OURS_TOO))
     ]
 
 

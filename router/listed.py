@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deeplink import config as configs
 from deeplink.config import Config
-from deeplink.errors import ConfigError
+from deeplink.errors import ConfigError, PluginError
 from deeplink.router.fleet import Fleet
 
 SECONDS = 1.0
@@ -57,7 +57,10 @@ class Listed:
             return
         names = {entry.name for entry in entries}
         for entry in entries:
-            self._fleet.put(entry)
+            try:
+                self._fleet.put(entry)
+            except PluginError as exc:
+                log.error("engine %s stays as it is: %s", entry.name, exc)
         for gone in self._names - names:
             self._fleet.remove(gone)
         log.info("%s lists %s", self._path, ", ".join(sorted(names)) or "no engine")

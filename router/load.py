@@ -58,13 +58,25 @@ class Hold:
 
 
 class Load:
-    """`seconds` is what a token took lately, by engine."""
+    """`seconds` is what a token took lately, by engine. `others` is what other routers have given to an engine: tokens
+    to prefill and to decode, and requests."""
 
     def __init__(self) -> None:
         self.prefill: Counter[str] = Counter()
         self.decode: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}
+        self.others: dict[str, tuple[int, int, int]] = {}
+
+    def counts(self) -> dict[str, tuple[int, int, int]]:
+        """What this router has given, as others read it."""
+        names = {name for name, count in self.requests.items() if count}
+        return {name: (self.prefill[name], self.decode[name], self.requests[name]) for name in names}
+
+    def all(self, name: str) -> tuple[int, int, int]:
+        """Of all routers."""
+        prefill, decode, requests = self.others.get(name, (0, 0, 0))
+        return self.prefill[name] + prefill, self.decode[name] + decode, self.requests[name] + requests
 
     def take(self, name: str, *, prefill: int = 0, decode: int = 0, ended: Callable[[], None] = lambda: None) -> Hold:
         """`ended` is called once, when the hold has ended."""

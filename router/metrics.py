@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -99,6 +99,18 @@ class _Now(Collector):
             tokens.add_metric((name, "prefill"), load.prefill[name])
             tokens.add_metric((name, "decode"), load.decode[name])
         yield from (up, taking, use, requests, tokens)
+        index = self._admission.index
+        exact = GaugeMetricFamily(
+            "deeplink_engine_cache_exact", "Whether what it holds is known from its own events.", labels=("engine",)
+        )
+        for name in index.names:
+            exact.add_metric((name,), float(not index.why(name)))
+        yield exact
+        yield CounterMetricFamily(
+            "deeplink_prefix_guesses",
+            "Requests whose tokens were not known in time, so that what engines hold was guessed.",
+            value=self._admission.guessed,
+        )
         yield GaugeMetricFamily(
             "deeplink_queue", "Requests that wait because all engines are full.", value=len(self._admission.queue)
         )

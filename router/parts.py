@@ -10,7 +10,10 @@ from deeplink.router.fleet import Fleet
 from deeplink.router.flow import Flow
 from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
+from deeplink.router.recent import Recent
 from deeplink.router.registered import Registered
+from deeplink.router.shared import Shared
+from deeplink.router.tracing import Spans
 from deeplink.router.upstream import Upstream
 
 CONFIG = web.AppKey("config", Config)
@@ -19,5 +22,8 @@ ADMISSION = web.AppKey("admission", Admission)
 FLOW = web.AppKey("flow", Flow)
 LISTED = web.AppKey("listed", Listed)
 METRICS = web.AppKey("metrics", Metrics)
+RECENT = web.AppKey("recent", Recent)
 REGISTERED = web.AppKey("registered", Registered)
+SHARED = web.AppKey("shared", Shared)
+SPANS = web.AppKey("spans", Spans)
 UPSTREAM = web.AppKey("upstream", Upstream)

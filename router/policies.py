@@ -27,6 +27,7 @@ def deeplink_register_policies(register: Callable[[str, Policy], None]) -> None:
     register("consistent_hash", Policy(consistent_hash, reads_prompts=True))
     register("session", Policy(session))
     register("prefix", Policy(prefix, reads_prompts=True))
+    register("exact_prefix", Policy(prefix, reads_prompts=True, reads_caches=True))
     register("latency", Policy(latency))
 
 
@@ -81,7 +82,7 @@ def consistent_hash(of: Snapshot) -> int:
 
 def prefix(of: Snapshot) -> int:
     """The least work still to do if this prompt came on top: an engine that probably holds the beginning of it is
-    better by that many tokens, and no more."""
+    better by that many tokens, and no more. As `exact_prefix` it goes by what the engines say, where they say it."""
     return _least(of, lambda view: (view.tokens + max(0, of.tokens - view.cached)) / view.weight)
 
 

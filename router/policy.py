@@ -20,7 +20,8 @@ class View:
 
     `prefill` and `decode` are tokens of requests that were given to it and have not ended: those of prompts not yet
     prefilled, and those whose cache it holds or may come to hold. `requests` counts the same requests. `seconds` is
-    what a token took lately, 0 if nothing is known. `cached` is how many tokens of this prompt it probably holds.
+    what a token took lately, 0 if nothing is known. `cached` is how many tokens of this prompt it probably holds, or,
+    with `exact`, as the engine itself says.
     """
 
     name: str
@@ -30,6 +31,7 @@ class View:
     weight: float = 1.0
     seconds: float = 0.0
     cached: int = 0
+    exact: bool = False
 
     @property
     def tokens(self) -> int:
@@ -57,7 +59,8 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """`pick` gives the place of one engine in the snapshot. Prompts are hashed and remembered only for policies that
-    say `reads_prompts`."""
+    say `reads_prompts`, and looked up in what engines say they hold for those that say `reads_caches`."""
 
     pick: Callable[[Snapshot], int]
     reads_prompts: bool = False
+    reads_caches: bool = False

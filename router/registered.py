@@ -17,6 +17,7 @@ from pydantic import Field
 from deeplink.config import EngineEntry
 from deeplink.errors import InvalidRequest
 from deeplink.router.fleet import Fleet
+from deeplink.router.shared import Shared
 
 LOOK = 0.2
 """Seconds between two looks for engines that have fallen silent."""
@@ -32,20 +33,23 @@ class Heartbeat(EngineEntry):
 
     @property
     def entry(self) -> EngineEntry:
-        return EngineEntry(name=self.name, url=self.url, control=self.control, weight=self.weight, kind=self.kind)
+        return EngineEntry(**{name: getattr(self, name) for name in EngineEntry.model_fields})
 
 
 class Registered:
     """The engines of a fleet that have registered themselves."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, shared: Shared) -> None:
         self._fleet = fleet
+        self._shared = shared
         self._until: dict[str, float] = {}
+        self._epochs: dict[str, str] = {}
+        shared.on_heard = self._heard_elsewhere
 
     async def heard(self, beat: Heartbeat) -> None:
         """Raises InvalidRequest if the name is someone else's."""
         known = {engine.name: engine for engine in self._fleet.table.engines}
-        if beat.name in known and beat.name not in self._until:
+        if beat.name in known and beat.name not in self._until and not self._shared.known(beat.name):
             raise InvalidRequest(
                 "an engine of that name was not registered by itself",
                 field="name",
@@ -55,16 +59,25 @@ class Registered:
         if beat.name not in known:
             log.info("engine %s has registered at %s", beat.name, beat.url)
         self._until[beat.name] = time.monotonic() + beat.seconds
+        self._epochs[beat.name] = beat.epoch
         self._fleet.put(beat.entry)
+        self._shared.put(beat.entry, beat.seconds)
         engine = known.get(beat.name)
         if engine is None or engine.down or engine.contract is None or engine.contract.epoch != beat.epoch:
             await self._fleet.look((beat.name,))
 
-    def leave(self, name: str) -> bool:
-        """The engine says that it goes. False if it had not registered."""
-        if self._until.pop(name, None) is None:
+    def _heard_elsewhere(self, name: str, seconds: float) -> None:
+        if name in self._until:
+            self._until[name] = max(self._until[name], time.monotonic() + seconds)
+
+    def leave(self, name: str, epoch: str | None = None) -> bool:
+        """The engine says that it goes. False if it had not registered, or if another of its incarnations than `epoch`
+        has registered meanwhile."""
+        if name not in self._until or epoch not in (None, self._epochs[name]):
             return False
+        del self._until[name], self._epochs[name]
         self._fleet.remove(name)
+        self._shared.remove(name)
         log.info("engine %s has left", name)
         return True
 

@@ -15,10 +15,11 @@ from deeplink.errors import DecodeFailed, DeeplinkError, PrefillFailed, RouteErr
 from deeplink.router import usage
 from deeplink.router.admission import Admission
 from deeplink.router.call import Opened, ask, relay
-from deeplink.router.choice import Engine
+from deeplink.router.engine import Engine
 from deeplink.router.exchange import Answer, Exchange
 from deeplink.router.fleet import Fleet
 from deeplink.router.headers import to_client
+from deeplink.router.kinds import Handing, Part
 from deeplink.router.load import Hold
 from deeplink.router.retry import UNAVAILABLE, UNSERVED, TurnedAway
 from deeplink.router.upstream import Lost, NotSent, Upstream
@@ -28,11 +29,13 @@ MAX_QUOTE = 300
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """Where a decode engine gets its cache from: by when (of time.monotonic), and the prefill, if that still runs."""
+    """Where a decode engine gets its cache from: by when (of time.monotonic), the prefill, if that still runs, and how
+    it is handed over."""
 
     producer: Engine
     until: float
-    prefilling: asyncio.Task[Answer | None] | None = None
+    prefilling: asyncio.Task[Answer | None] | None
+    handing: Handing
 
 
 class Stages:
@@ -44,7 +47,7 @@ class Stages:
         self._upstream = upstream
         self._deadline = deadline
 
-    async def prefill(self, exchange: Exchange, engine: Engine, body: bytes, until: float) -> Answer | None:
+    async def prefill(self, exchange: Exchange, engine: Engine, handing: Handing, until: float) -> Answer | None:
         """Runs the prefill. None if it is done; an answer if the client's request was not to the engine's liking."""
 
         async def late() -> None:
@@ -52,7 +55,7 @@ class Stages:
             raise await self._explained(failure, exchange.handoff, engine, (engine,))
 
         try:
-            opened = await ask(self._upstream, self._fleet, engine, exchange, body, until, late)
+            opened = await ask(self._upstream, self._fleet, engine, exchange, handing.prefill(), until, late)
         except NotSent as exc:
             self._admission.failed(engine)
             raise PrefillFailed(f"engine {engine.name}: {exc}") from exc
@@ -65,13 +68,18 @@ class Stages:
         if not opened.ok or opened.fault():
             failure = PrefillFailed(_complaint(engine, opened))
             raise await self._explained(failure, exchange.handoff, engine, (engine,))
+        try:
+            handing.staged(opened.data)
+        except PrefillFailed:
+            self._admission.failed(engine)
+            raise
         self._admission.succeeded(engine)
         exchange.cached = usage.details(opened.data)
         return None
 
     @asynccontextmanager
     async def decode(
-        self, exchange: Exchange, engine: Engine, body: bytes, hold: Hold, handed: Handed | None = None
+        self, exchange: Exchange, engine: Engine, part: Part, hold: Hold, handed: Handed | None = None
     ) -> AsyncIterator[Answer]:
         """The answer of the engine that decodes; `handed` is set when it gets its cache from another. Raises only on
         entering, also what the prefill that still runs raises."""
@@ -87,10 +95,11 @@ class Stages:
             raise await self._explained(failure, exchange.handoff, engine, sides)
 
         until = handed.until if handed else None
-        asking = ask(self._upstream, self._fleet, engine, exchange, body, until, late)
+        fade = self._fleet.later if handed and handed.handing.linger else None
+        asking = ask(self._upstream, self._fleet, engine, exchange, part, until, late, fade)
         try:
             if handed is not None and handed.prefilling is not None:
-                opened = await _beside(asking, handed.prefilling)
+                opened = await _beside(asking, handed)
                 if isinstance(opened, Answer):
                     yield opened
                     return
@@ -152,8 +161,10 @@ class Stages:
         return failure
 
 
-async def _beside(asking: Awaitable[Opened], prefilling: asyncio.Task[Answer | None]) -> Opened | Answer:
+async def _beside(asking: Awaitable[Opened], handed: Handed) -> Opened | Answer:
     """The decode engine's answer while prefill runs, or prefill's, if that is an early one. Raises what fails first."""
+    prefilling = handed.prefilling
+    assert prefilling is not None
     task = asyncio.ensure_future(asking)
     handed_over = False
     try:
@@ -161,6 +172,9 @@ async def _beside(asking: Awaitable[Opened], prefilling: asyncio.Task[Answer | N
         if not task.done() and (early := prefilling.result()) is not None:
             return early
         opened = await task
+        # Some decode engines go on with what has come of a cache whose prefill was given up.
+        if handed.handing.confirmed and opened.ok and (early := await asyncio.shield(prefilling)) is not None:
+            return early
         handed_over = True
         return opened
     finally:

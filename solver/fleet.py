@@ -13,6 +13,17 @@ from deeplink.solver.rates import Measurement
 from deeplink.solver.roofline import Chip, Fractions
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a pool's engines are started besides what the placement decides: the profile of its chip, flags and variables
+    of the engine's, and the container image that has engine and deeplink."""
+
+    profile: str = ""
+    flags: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    image: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     """Chips of one type in one place, `per_host` to a host, which a tensor-parallel group never leaves.
@@ -39,6 +50,7 @@ class Inventory:
     pace: float = 1.0
     current: tuple[tuple[Role, int, int], ...] = ()
     contract: Contract | None = None
+    start: Start = field(default_factory=Start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +124,8 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """`replay` are a trace's requests, to know its queues by; `verify` those to simulate the placement with."""
+    """`replay` are a trace's requests, to know its queues by; `verify` those to simulate the placement with.
+    `checkpoint` is where engines find the model, by default its name."""
 
     model: Model
     pools: tuple[Inventory, ...]
@@ -129,3 +142,4 @@ class Fleet:
     replay: tuple[Request, ...] = ()
     verify: tuple[Request, ...] = ()
     name: str = ""
+    checkpoint: str = ""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,8 +16,9 @@ from deeplink.errors import DeeplinkError, FleetError
 from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.layout import ELEMENTS
-from deeplink.solver import catalogue, importers, model, table, trace
-from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Request, Service, Situation, Workload
+from deeplink.plugins import load_plugins
+from deeplink.solver import catalogue, importers, kernels, model, table, trace
+from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Request, Service, Situation, Start, Workload
 from deeplink.solver.highs import Effort
 from deeplink.solver.lines import line
 from deeplink.solver.rates import Measurement
@@ -68,6 +70,7 @@ class _Reader:
     def __init__(self, text: str, path: Path) -> None:
         self.text = text
         self.path = path
+        self.config: dict[str, Any] = {}
 
     def wrong(self, place: Path_, message: str, value: str, remedy: str) -> FleetError:
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
@@ -81,8 +84,11 @@ class _Reader:
         names = self._unique("pools", [pool.name for pool in file.pools])
         load, burst, requests = self._workload(file.workload)
         verify = requests or (tuple(trace.made(load, _MADE)) if file.solve.verify else ())
-        pools = tuple(self._pool(index, pool, chips, fractions, shape) for index, pool in enumerate(file.pools))
-        measurements = self._rates(file.rates, shape.name, {pool.chip.name for pool in pools})
+        profiles = self._profiles(file.chips)
+        pools = tuple(
+            self._pool(index, pool, chips, fractions, shape, profiles) for index, pool in enumerate(file.pools)
+        )
+        measurements = self._rates(file.rates, shape.name, {pool.chip.name: pool.chip for pool in pools})
         known = {pool.chip.name: pool.chip for pool in pools}
         kept, rejected = table.possible(
             (row for row in measurements if row.chip in known and row.model == shape.name),
@@ -94,6 +100,7 @@ class _Reader:
             raise rejected[0]
         return Fleet(
             name=file.name or self.path.stem,
+            checkpoint=file.model.checkpoint,
             model=shape,
             pools=pools,
             workload=load,
@@ -122,8 +129,8 @@ class _Reader:
     def _model(self, section: ModelSection) -> model.Model:
         place = ("model", "config")
         try:
-            config = json.loads(self._near(section.config).read_text())
-            return model.parse(config, section.name)
+            self.config = json.loads(self._near(section.config).read_text())
+            return model.parse(self.config, section.name)
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError) as exc:
             raise self.wrong(
                 place, f"cannot read the model's config: {exc}", str(section.config), "name config.json"
@@ -153,6 +160,18 @@ class _Reader:
                 )
         return chips, fractions
 
+    def _profiles(self, sections: Iterable[ChipSection]) -> dict[str, str]:
+        known = load_plugins().chips.items
+        for index, section in enumerate(sections):
+            if section.profile and section.profile not in known:
+                raise self.wrong(
+                    ("chips", index, "profile"),
+                    "no chip's profile has this name",
+                    section.profile,
+                    f"one of {', '.join(sorted(known))}",
+                )
+        return {section.name: section.profile for section in sections}
+
     def _pool(
         self,
         index: int,
@@ -160,6 +179,7 @@ class _Reader:
         chips: Mapping[str, Chip],
         fractions: Mapping[str, Fractions],
         shape: model.Model,
+        profiles: Mapping[str, str],
     ) -> Inventory:
         place: Path_ = ("pools", index)
         try:
@@ -208,6 +228,12 @@ class _Reader:
             engine=section.engine,
             current=tuple((entry.role, entry.tp, entry.engines) for entry in section.current),
             contract=self._contract((*place, "contract"), section.contract),
+            start=Start(
+                profile=profiles.get(section.chip, ""),
+                flags=section.flags,
+                variables=tuple(sorted(section.env.items())),
+                image=section.image,
+            ),
         )
 
     def _contract(self, place: Path_, path: Path | None) -> contracts.Contract | None:
@@ -292,7 +318,7 @@ class _Reader:
                 rate = burst
             yield Situation(section.name, float(rate), tuple(sorted(section.lost.items())))
 
-    def _rates(self, sections: Iterable[RatesSection], name: str, chips: set[str]) -> list[Measurement]:
+    def _rates(self, sections: Iterable[RatesSection], name: str, chips: Mapping[str, Chip]) -> list[Measurement]:
         found: list[Measurement] = []
         for index, section in enumerate(sections):
             path = self._near(section.table)
@@ -307,6 +333,9 @@ class _Reader:
                     section.chip,
                     f"one of {', '.join(sorted(chips))}",
                 )
-            else:
+            elif section.format == "vllm-bench":
                 found += importers.vllm_bench(path, chip=section.chip, tp=section.tp, model=name)
+            else:
+                put_together = kernels.aiconfigurator if section.format == "aiconfigurator" else kernels.vidur
+                found += put_together(path, chips[section.chip], self.config, name, section.tp)
         return found

@@ -79,7 +79,12 @@ def document(formulation: Formulation, solution: Solution, simulated: Verified |
         watts=_round(sum(problem.watts(problem.candidates[k]) * n for k, n in counts.items())),
         buckets=tuple(
             doc.Bucket(
-                b.name, _round(b.prompt), _round(b.output), _round(b.cached), _round(b.share * fleet.workload.rate)
+                b.name,
+                _round(b.prompt),
+                _round(b.output),
+                _round(b.cached),
+                _round(b.share * fleet.workload.rate),
+                b.longest,
             )
             for b in fleet.workload.buckets
         ),
@@ -87,6 +92,7 @@ def document(formulation: Formulation, solution: Solution, simulated: Verified |
         relaxations=tuple(doc.Relaxation(r.what, _round(r.factor), r.text) for r in solution.relaxations),
         refused=tuple(doc.Refused(*pair) for pair in formulation.handoffs.refused),
         skipped=formulation.skipped,
+        checkpoint=fleet.checkpoint or fleet.model.name,
     )
     if solution.status == "infeasible":
         other = [one for one in empty.relaxations if one.what != "ttft"]
@@ -154,6 +160,11 @@ def _engines(formulation: Formulation, solution: Solution) -> tuple[doc.Engine, 
                 kv_dtype=pool.dtype,
                 busy=_round(max(load.busy)),
                 rates=rates,
+                profile=pool.start.profile,
+                flags=pool.start.flags,
+                variables=dict(pool.start.variables),
+                image=pool.start.image,
+                casts=pool.casts,
             )
         )
     return tuple(engines)
@@ -207,7 +218,7 @@ def _simulated(found: Verified) -> doc.Simulated:
 
 def _sensitivity(one: Sensitivity) -> doc.Sensitivity:
     slower, faster = (None if value is None else _round(value) for value in (one.slower, one.faster))
-    return doc.Sensitivity(one.pool, _round(one.error), slower, faster, one.changes, _round(one.sustains))
+    return doc.Sensitivity(one.pool, _round(one.error), one.changes, _round(one.sustains), slower, faster)
 
 
 def _valid(formulation: Formulation, counts: Mapping[int, int]) -> doc.Valid:

@@ -1,7 +1,7 @@
 """The placement: one document that says what to start, who hands to whom, what to expect, and for how long it holds.
 
-It is JSON with a version; `schema` is its published JSON schema. The same fleet gives the same bytes: nothing in it
-depends on the time, the machine or the order of a set.
+It is JSON or TOML with a version; `schema` is its published JSON schema. The same fleet gives the same bytes: nothing
+in it depends on the time, the machine or the order of a set. TOML has no null, so what is None is left out there.
 
 Versions:
 
@@ -10,13 +10,22 @@ Versions:
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from deeplink.errors import SolverError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 VERSION = 1
+_LARGEST = 64 << 20
+"""Bytes of a file."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=False, forbid_unknown_fields=True):
@@ -35,8 +44,10 @@ class Rate(Record, frozen=True):
 
 
 class Engine(Record, frozen=True):
-    """`count` engines alike. `max_num_seqs` and `max_num_batched_tokens` are what the rates were taken for; 0 leaves it
-    to the engine. `busy` is how busy the busiest resource is in the normal scenario."""
+    """`count` engines alike. `max_num_seqs` and `max_num_batched_tokens` are what the rates were taken for; 0 leaves
+    it to the engine. `busy` is how busy the busiest resource is in the normal scenario. `profile` is which of the
+    chips that deeplink knows it runs on, "" if the chip's name says it; `flags`, `variables`, `image` and `casts` are
+    the pool's."""
 
     name: str
     pool: str
@@ -49,6 +60,11 @@ class Engine(Record, frozen=True):
     kv_dtype: str
     busy: float
     rates: tuple[Rate, ...]
+    profile: str = ""
+    flags: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    image: str = ""
+    casts: tuple[str, ...] = ()
 
 
 class Route(Record, frozen=True):
@@ -64,11 +80,14 @@ class Route(Record, frozen=True):
 
 
 class Bucket(Record, frozen=True):
+    """`longest` is the longest prompt, 0 where all are alike."""
+
     name: str
     prompt: float
     output: float
     cached: float
     rate: float
+    longest: float = 0.0
 
 
 class Range(Record, frozen=True):
@@ -137,7 +156,7 @@ class Split(Record, frozen=True):
     without."""
 
     split: float
-    aggregated: float | None
+    aggregated: float | None = None
 
 
 class Sensitivity(Record, frozen=True):
@@ -147,10 +166,10 @@ class Sensitivity(Record, frozen=True):
 
     pool: str
     error: float
-    slower: float | None
-    faster: float | None
     changes: bool
     sustains: float
+    slower: float | None = None
+    faster: float | None = None
 
 
 class Refused(Record, frozen=True):
@@ -170,9 +189,9 @@ class Point(Record, frozen=True):
 
 class Placement(Record, frozen=True):
     """`value` is the objective's: cost per hour, a multiple of the workload's rate, watts or seconds; `bound` is what
-    no placement can beat, and `gap` their relative distance. With the status `model_too_uncertain` it is the best for
-    the times as predicted, but some of those are so uncertain that perhaps nothing serves the workload; `sensitivity`
-    says which."""
+    no placement can beat, and `gap` their relative distance. `checkpoint` is where engines find the model. With the
+    status `model_too_uncertain` it is the best for the times as predicted, but some of those are so uncertain that
+    perhaps nothing serves the workload; `sensitivity` says which."""
 
     version: int
     name: str
@@ -200,6 +219,7 @@ class Placement(Record, frozen=True):
     relaxations: tuple[Relaxation, ...] = ()
     refused: tuple[Refused, ...] = ()
     skipped: tuple[str, ...] = ()
+    checkpoint: str = ""
 
 
 def encode(placement: Placement) -> bytes:
@@ -207,21 +227,68 @@ def encode(placement: Placement) -> bytes:
     return msgspec.json.format(msgspec.json.encode(placement), indent=2) + b"\n"
 
 
+def encode_toml(placement: Placement) -> bytes:
+    """Raises SolverError where the package that writes TOML is missing."""
+    try:
+        import tomli_w
+    except ImportError as exc:
+        raise SolverError("a package to write TOML is missing", remedy="pip install 'deeplink[solver]'") from exc
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(placement))).encode()
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+def load(path: Path) -> Placement:
+    """A placement's file, TOML if it is called so. Raises SolverError, also for one that cannot be read or is larger
+    than any placement."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as exc:
+        raise SolverError(f"cannot read {path}: {exc.strerror}", remedy="deeplink solve writes one with --out") from exc
+    if len(data) > _LARGEST:
+        raise SolverError(f"{path} is not a placement: it is larger than {_LARGEST >> 20} MiB")
+    return decode_toml(data) if path.suffix == ".toml" else decode(data)
+
+
 def decode(data: bytes) -> Placement:
     """What `encode` wrote. Raises SolverError for anything else."""
     try:
-        version = msgspec.json.decode(data, type=dict[str, Any]).get("version")
-        if version != VERSION:
-            raise SolverError(
-                "the placement has another version",
-                field="version",
-                ours=str(VERSION),
-                theirs=str(version),
-                remedy="solve the fleet again with this release",
-            )
-        return msgspec.json.decode(data, type=Placement)
-    except (msgspec.DecodeError, RecursionError, AttributeError) as exc:
-        raise SolverError(f"not a placement: {exc}", remedy="deeplink solve writes one with --out") from exc
+        return _checked(msgspec.json.decode(data))
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise _not_one(exc) from exc
+
+
+def decode_toml(data: bytes) -> Placement:
+    """What `encode_toml` wrote. Raises SolverError for anything else."""
+    try:
+        return _checked(tomllib.loads(data.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise _not_one(exc) from exc
+
+
+def _checked(value: Any) -> Placement:
+    version = value.get("version") if isinstance(value, dict) else None
+    if version != VERSION:
+        raise SolverError(
+            "not a placement of this version",
+            field="version",
+            ours=str(VERSION),
+            theirs=str(version),
+            remedy="solve the fleet again with this release",
+        )
+    try:
+        return msgspec.convert(value, Placement)
+    except msgspec.ValidationError as exc:
+        raise _not_one(exc) from exc
+
+
+def _not_one(why: Exception) -> SolverError:
+    return SolverError(f"not a placement: {why}", remedy="deeplink solve writes one with --out")
 
 
 def schema() -> dict[str, Any]:

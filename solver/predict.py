@@ -16,6 +16,7 @@ from deeplink.solver.configure import Setup
 from deeplink.solver.highs import Effort
 from deeplink.solver.problem import Problem
 from deeplink.solver.queueing import variation, waits_longer
+from deeplink.solver.rates import Rate
 from deeplink.solver.solve import Passed, Solution
 
 
@@ -89,8 +90,8 @@ def first_token(formulation: Formulation, solution: Solution) -> Times:
         mean, scv = variation(times, mine.rates)
         after = times[one.bucket]
         if candidate.role == "prefill":
-            decode = formulation.setups[taker.name]
-            after += routes[candidate.pool, taker.pool].adds(candidate, one.bucket) + decode.step
+            step = usual_step(formulation, formulation.setups[taker.name], found[one.decode])
+            after += routes[candidate.pool, taker.pool].adds(candidate, one.bucket) + step.seconds
         parts.append(_Part(one.rate, after, mine.busy[0], mine.count, mean, (load.burstiness + scv) / 2))
         error = max(error, setup.rates[one.bucket].error)
     return Times(*(_range(_percentile(parts, share), error) for share in (0.5, 0.99)))
@@ -109,6 +110,13 @@ def _percentile(parts: Sequence[_Part], share: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if beyond(middle) > 1 - share else (low, middle)
     return high
+
+
+def usual_step(formulation: Formulation, setup: Setup, load: Load) -> Rate:
+    """A decode step with as many sequences as there usually are, of a decode engine."""
+    context = _context(formulation, load)
+    tokens = sum(r * b.output for r, b in zip(load.rates, formulation.fleet.workload.buckets, strict=True))
+    return setup.source.decode(_sequences(setup, context, tokens / load.count, 0.0), context)
 
 
 def next_token(formulation: Formulation, solution: Solution) -> Times:

@@ -41,7 +41,8 @@ class Rate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """`requests` requests in one step on a group of `tp` chips. In prefill each has `tokens` new tokens behind
-    `context` cached ones; in decode one new token behind `context`. `line` is where it was read."""
+    `context` cached ones; in decode one new token behind `context`. `line` is where it was read. `error` is how wrong
+    the time may be beyond what repeats show, where it was put together from others' times."""
 
     chip: str
     model: str
@@ -53,6 +54,7 @@ class Measurement:
     seconds: float
     source: str
     line: int = 0
+    error: float = 0.0
 
     @property
     def step(self) -> Step:
@@ -130,8 +132,9 @@ class Rates:
     def _rate(self, phase: Phase, sizes: tuple[float, float]) -> Rate:
         if same := self._exact.get((phase, sizes)):
             times = [row.seconds for row in same]
-            spread = max(times) / min(times) - 1
-            return Rate(_median(same), max(spread, 0.02), "measured", same[0].source)
+            spread, beyond = max(times) / min(times) - 1, max(row.error for row in same)
+            kind_: Kind = "interpolated" if beyond else "measured"
+            return Rate(_median(same), max(spread, beyond, 0.02), kind_, same[0].source)
         prior = self._prior(phase, sizes)
         found = self._surfaces.get(phase)
         if found is None:
@@ -143,7 +146,8 @@ class Rates:
         # Never faster than the chip can be, however the plane slopes.
         limit = roofline.seconds(self.model, self.chip, _step(phase, sizes), self.tp, roofline.IDEAL, self.kv_dtype)
         left_out = _quantile([abs(residual) for residual in found.residuals], 0.9)
-        error = math.expm1(max(QUANTILE * deviation, left_out))
+        beyond = max(row.error for row in self.rows if row.phase == phase)
+        error = max(math.expm1(max(QUANTILE * deviation, left_out)), beyond)
         return Rate(max(math.exp(log), limit), error, "interpolated", f"surface through {measured}")
 
     def _prior(self, phase: Phase, sizes: tuple[float, float]) -> float:

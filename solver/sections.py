@@ -19,6 +19,7 @@ class _Strict(BaseModel):
 class ModelSection(_Strict):
     config: Annotated[Path, Field(description="the checkpoint's config.json, from where the fleet file is")]
     name: Annotated[str, Field(description="what rate tables and engines call it; default: the config's")] = ""
+    checkpoint: Annotated[str, Field(description="where engines find it; default: its name")] = ""
 
 
 class Lengths(_Strict):
@@ -62,6 +63,7 @@ class ChipSection(_Strict):
     link_gb_per_s: Annotated[float, Field(gt=0, description="to the other chips of its host, one way")] = 32.0
     watts: Annotated[float, Field(ge=0)] = 0.0
     source: Annotated[str, Field(min_length=1, description="who says so")]
+    profile: Annotated[str, Field(description="which of the chips that deeplink knows it is, to start engines on")] = ""
     compute: Annotated[float, Field(gt=0, le=1, description="reached part of the operations, if measured")] | None = (
         None
     )
@@ -92,6 +94,9 @@ class PoolSection(_Strict):
     )
     memory_share: Annotated[float, Field(gt=0, le=1, description="of a chip, for weights and cache")] = 0.9
     engine: Annotated[Literal["vllm"], Field(description="which engine's commands are written")] = "vllm"
+    flags: Annotated[tuple[str, ...], Field(description="further words of the engines' commands, last")] = ()
+    env: Annotated[dict[str, str], Field(description="variables of the engines' environment")] = {}
+    image: Annotated[str, Field(description="container image with engine and deeplink; default: one to be built")] = ""
     current: Annotated[tuple[Current, ...], Field(description="what runs now")] = ()
 
 
@@ -116,10 +121,10 @@ class ScenarioSection(_Strict):
 
 
 class RatesSection(_Strict):
-    table: Annotated[Path, Field(description="measured rates; a file, or a folder of results of vllm bench")]
-    format: Literal["csv", "splitwise", "vllm-bench"] = "csv"
-    chip: Annotated[str, Field(description="which chip vllm bench ran on, of the pools'")] = ""
-    tp: Annotated[int, Field(ge=1, description="how many of them one engine had")] = 1
+    table: Annotated[Path, Field(description="measured rates; a file, or a folder of them")]
+    format: Literal["csv", "splitwise", "vllm-bench", "aiconfigurator", "vidur"] = "csv"
+    chip: Annotated[str, Field(description="which chip these are of, of the pools'; csv and splitwise say it")] = ""
+    tp: Annotated[int, Field(ge=1, description="how many of them one engine had, or has")] = 1
 
 
 class SolveSection(_Strict):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from deeplink.chips.catalogue import PROFILES
-from deeplink.chips.profile import Figure, Profile, Served, Source
+from deeplink.chips.profile import Figure, Named, Profile, Served, Source
 
 PAGE = Path(__file__).parents[1] / "docs" / "chips.md"
 UNKNOWN = "?"
@@ -36,6 +36,7 @@ def page(profiles: Iterable[Profile]) -> str:
         HEAD,
         _found(chips, numbers),
         _served(chips, numbers),
+        _started(chips, numbers),
         _rates(chips, numbers),
         _notes(chips),
         _list(numbers),
@@ -81,6 +82,32 @@ def _served(chips: list[Profile], numbers: dict[Source, int]) -> str:
 
 def _had(served: Served, numbers: dict[Source, int]) -> str:
     return f"{served.had} {_cite(numbers, served.source)}"
+
+
+def _started(chips: list[Profile], numbers: dict[Source, int]) -> str:
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for chip in chips:
+        vendor = chip.vendor
+        images = (f"{served.engine}: {_named(served.image, numbers)}" for served in chip.served if served.image)
+        resource = chip.resource or (vendor.resource if vendor else None)
+        none = "none needed" if vendor is None else UNKNOWN
+        cells = (
+            _named(resource, numbers) if resource else none,
+            _named(vendor.visible, numbers) if vendor and vendor.visible else none,
+            "<br>".join(images) or UNKNOWN,
+        )
+        rows.setdefault(cells, []).append(chip.title)
+    head = ("chips", "in Kubernetes", "which devices a process sees", "container image")
+    text = """\
+What `deeplink emit` writes. The images hold the engine, not deeplink; one without a tag has several, and which of
+them is for the chip is to be found out."""
+    return (
+        f"## How it is started\n\n{text}\n\n{_table(head, [(', '.join(who), *cells) for cells, who in rows.items()])}"
+    )
+
+
+def _named(named: Named, numbers: dict[Source, int]) -> str:
+    return f"`{named.value}` {_cite(numbers, named.source)}"
 
 
 def _habits(served: Served) -> tuple[str, str, str]:

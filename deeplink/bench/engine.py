@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -102,12 +102,14 @@ class Engine:
     threads: list[threading.Thread] = field(default_factory=list)
 
     @staticmethod
-    def start(shape: Shape, role: str, seed: int) -> Engine:
+    def start(shape: Shape, role: str, seed: int, held: Callable[[Cache], Cache] = lambda cache: cache) -> Engine:
+        """`held` says how the engine holds its cache, which is made in host memory."""
         epoch = f"{role}-{tickets.new_handoff()}"
         settings = Settings(shape.host, shape.staging, shape.chunk, shape.digest)
         groups, endpoints = [], []
         for place in range(shape.tp):
             group = shape.hold(place, seed)
+            group = replace(group, values=held(group.values))
 
             def state(channel: str, addresses: dict[str, str], place: int = place, group: Group = group) -> Contract:
                 rank = Rank(place, 0, 0, (group.heads,), (0, shape.layers), channel, addresses)

@@ -33,8 +33,8 @@ RELAYOUTS = (
     *("cpu_vec", "cpu_amx"),
 )
 FAMILIES = (
-    Family("shm", "deeplink.bench.loopback", ("shm_4096x32k", "shm_4096x32k_digest")),
-    Family("tcp", "deeplink.bench.loopback", ("tcp_loopback", "tcp_loopback_digest")),
+    Family("shm", "deeplink.bench.loopback", ("shm_4096x32k", "shm_4096x32k_digest", "shm_staging")),
+    Family("tcp", "deeplink.bench.loopback", ("tcp_loopback", "tcp_loopback_digest", "tcp_staging")),
     Family("ranks", "deeplink.bench.ranks", ("tp_1_2", "tp_2_1")),
     Family("link_1gbit", "deeplink.bench.links", ("link_1gbit_reblock", "link_1gbit_socket")),
     Family("link_10ms", "deeplink.bench.links", ("link_500mbit_10ms",)),

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 SECONDS = 240.0
-Elements = npt.NDArray[np.uint16]
+Elements = npt.NDArray[Any]
+"""Of unsigned integers of the size of an element."""
 
 
 class Unavailable(RuntimeError):
@@ -29,6 +30,7 @@ class Size:
     dim: int
     blocks: int
     block: int
+    dtype: str = "bfloat16"
 
     @property
     def tokens(self) -> int:
@@ -45,7 +47,7 @@ class Filled:
 
 
 def filled(packing: str, size: Size, table: Sequence[int]) -> Filled:
-    """bf16 K and V of random numbers in the blocks of `table`. Raises Unavailable."""
+    """K and V of random numbers in the blocks of `table`. Raises Unavailable."""
     wire = values(size)
     try:
         return Filled(_by_vllm(packing, wire, size, table), wire, "written by vLLM")
@@ -67,7 +69,7 @@ def _by_vllm(packing: str, wire: Elements, size: Size, table: Sequence[int]) -> 
         path = (
             f"import sys; sys.path[:] = {sys.path!r}; from deeplink.bench.packings import write; write(*sys.argv[1:])"
         )
-        command = [sys.executable, "-c", path, packing, folder, str(size.block)]
+        command = [sys.executable, "-c", path, packing, folder, str(size.block), size.dtype]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.CalledProcessError as exc:
@@ -80,10 +82,13 @@ def _by_vllm(packing: str, wire: Elements, size: Size, table: Sequence[int]) -> 
 
 
 def values(size: Size) -> Elements:
-    """bf16 codes of normally distributed numbers."""
+    """Codes of normally distributed numbers."""
     shape = size.layers, 2, size.heads, size.tokens, size.dim
     numbers = np.random.default_rng(0).standard_normal(shape, np.float32)
-    return (numbers.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    if size.dtype == "float16":
+        return numbers.astype(np.float16).view(np.uint16)
+    codes = numbers.view(np.uint32)
+    return codes if size.dtype == "float32" else (codes >> np.uint32(16)).astype(np.uint16)
 
 
 def amx(wire_LSHTD: Elements, size: Size, table: Sequence[int]) -> Elements:
@@ -100,19 +105,21 @@ def amx(wire_LSHTD: Elements, size: Size, table: Sequence[int]) -> Elements:
     return cache.reshape(L, -1)
 
 
-def write(packing: str, folder: str, block: str) -> None:
+def write(packing: str, folder: str, block: str, dtype: str) -> None:
     """The process itself: one layer after the other through the operation that vLLM's attention layer calls."""
     torch: Any = importlib.import_module("torch")
     importlib.import_module("vllm.platforms")
     ops: Any = importlib.import_module("vllm._custom_ops")
-    wire = torch.from_numpy(np.load(f"{folder}/wire.npy").view(np.int16)).view(torch.bfloat16)
+    codes, kind = np.load(f"{folder}/wire.npy"), getattr(torch, dtype)
+    signed = {2: torch.int16, 4: torch.int32}[codes.itemsize]
+    wire = torch.from_numpy(codes.view(f"i{codes.itemsize}")).view(kind)
     table = torch.from_numpy(np.load(f"{folder}/table.npy"))
     size = int(block)
     slots = (table[:, None] * size + torch.arange(size)).flatten()
     L, _, H, _, D = wire.shape
-    cache = torch.zeros((L, len(table), H, size, 2 * D), dtype=torch.bfloat16)
+    cache = torch.zeros((L, len(table), H, size, 2 * D), dtype=kind)
     for layer, (key, value) in zip(cache, wire, strict=True):
         halves = layer.view(len(table), H, 2 * size, D).chunk(2, dim=2)
         rows = [side.transpose(0, 1).contiguous() for side in (key, value)]
         ops.cpu_attn_reshape_and_cache(*rows, *halves, slots, packing)
-    np.save(f"{folder}/layers.npy", cache.view(torch.int16).numpy().view(np.uint16).reshape(L, -1))
+    np.save(f"{folder}/layers.npy", cache.view(signed).numpy().view(codes.dtype).reshape(L, -1))

@@ -17,7 +17,7 @@ import importlib
 import math
 import mmap
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,14 @@ from deeplink.bench.scale import Scale
 from deeplink.bench.timing import take_turns
 from deeplink.kvconnector import compiled, digest, in_blocks
 from deeplink.kvconnector.cache import Cache
+from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.plan import Chunk, runs
 from deeplink.kvconnector.staging import Staging
 
 LAYERS, HEADS, DIM, ADJACENT = 16, 8, 128, 64
-Elements = npt.NDArray[np.uint16]
+Elements = npt.NDArray[Any]
+"""Of unsigned integers of the size of an element."""
 ROUNDS = 5
 """For each that the scale asks for: a pass takes milliseconds."""
 
@@ -45,11 +47,12 @@ class Case:
 
     layout: str
     block: int
-    goal: float
+    goal: float | None
     ways: tuple[str, ...] = ("gather", "scatter")
     of_heads: int = HEADS
     written: str = ""
     """The packing that the engine writes; else the cache is random bytes."""
+    dtype: str = "bfloat16"
 
 
 VEC = "block head (k: dim token | v: token dim)"
@@ -76,42 +79,54 @@ ROWS = (
 
 
 def measure(wanted: Collection[str], scale: Scale) -> Iterator[Row | Skipped]:
-    mark, copy = marked()
     if PLAIN_DIGEST in wanted:
-        yield from _plain_digest(mark, copy, scale)
+        yield from plain_digest(scale)
     for name, case in CASES.items():
-        names = {way: name if way == "digest" else f"{name}_{way}" for way in case.ways}
-        if not set(names.values()) & set(wanted):
-            continue
-        try:
-            cache, table, note = prepared(case, scale.tokens)
-        except packings.Unavailable as exc:
-            yield from (Skipped(row, str(exc)) for row in names.values() if row in wanted)
-            continue
-        actions = timed(cache, table, scale.tokens, copy)
-        size = cache.token_bytes * scale.tokens
-        best = take_turns({way: actions[way] for way in ("copy", *case.ways)}, ROUNDS * scale.rounds)
-        for way, row in names.items():
-            if row in wanted:
-                yield Row(
-                    row,
-                    best[way].per_second(size / 1e9),
-                    "GB/s",
-                    mark,
-                    best["copy"].per_second(size / 1e9),
-                    case.goal,
-                    "at least",
-                    cpu_s_per_gb=best[way].cpu / size * 1e9,
-                    mark_cpu_s_per_gb=best["copy"].cpu / size * 1e9,
-                    note="; ".join(filter(None, ["numba" if compiled.wanted() else "numpy", note])),
-                )
+        yield from measure_case(name, case, wanted, scale)
+
+
+def measure_case(
+    name: str, case: Case, wanted: Collection[str] | None, scale: Scale, *, anyhow: bool = False
+) -> Iterator[Row | Skipped]:
+    """The rows of one case that are wanted; None for all. With `anyhow`, what the engine should have written and cannot
+    here is random bytes, and the row says so."""
+    names = {way: name if way == "digest" else f"{name}_{way}" for way in case.ways}
+    rows = {way: row for way, row in names.items() if wanted is None or row in wanted}
+    if not rows:
+        return
+    try:
+        cache, table, note = prepared(case, scale.tokens)
+    except packings.Unavailable as exc:
+        if not anyhow:
+            yield from (Skipped(row, str(exc)) for row in rows.values())
+            return
+        cache, table, _ = prepared(replace(case, written=""), scale.tokens)
+        note = f"random bytes: {exc}"
+    mark, copy = marked()
+    actions = timed(cache, table, scale.tokens, copy)
+    size = cache.token_bytes * scale.tokens
+    best = take_turns({way: actions[way] for way in ("copy", *case.ways)}, ROUNDS * scale.rounds)
+    for way, row in rows.items():
+        yield Row(
+            row,
+            best[way].per_second(size / 1e9),
+            "GB/s",
+            mark,
+            best["copy"].per_second(size / 1e9),
+            case.goal,
+            "at least",
+            cpu_s_per_gb=best[way].cpu / size * 1e9,
+            mark_cpu_s_per_gb=best["copy"].cpu / size * 1e9,
+            note="; ".join(filter(None, ["numba" if compiled.wanted() else "numpy", note])),
+        )
 
 
 def timed(
     cache: Cache, table: list[int], tokens: int, copy: Callable[[Any, Any], None]
 ) -> dict[str, Callable[[], object]]:
     """What can be timed of a cache: a plain copy, and every way, each of the whole of it."""
-    plain, wire = memory(cache.wire_shape(tokens)), staged(cache.wire_shape(tokens))
+    shape = cache.wire_shape(tokens)
+    plain, wire = memory(shape, cache.dtype), staged(shape, cache.dtype)
     chunk = Chunk(0, tokens)
 
     def digested() -> None:
@@ -125,22 +140,25 @@ def timed(
     }
 
 
-def memory(shape: tuple[int, ...]) -> Elements:
+BF16 = storage_dtype("bfloat16")
+
+
+def memory(shape: tuple[int, ...], dtype: np.dtype[Any] = BF16) -> Elements:
     """As an engine has it: ordinary pages, where numpy would ask for huge ones. Every page is touched."""
-    array = np.frombuffer(mmap.mmap(-1, math.prod(shape) * 2), np.uint16).reshape(shape)
+    array = np.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
     array[...] = 1
     return array
 
 
-def staged(shape: tuple[int, ...]) -> Elements:
+def staged(shape: tuple[int, ...], dtype: np.dtype[Any] = BF16) -> Elements:
     """As kvconnector has it."""
-    array = np.frombuffer(Staging(math.prod(shape) * 2).memory, np.uint16).reshape(shape)
+    array = np.frombuffer(Staging(math.prod(shape) * dtype.itemsize).memory, dtype).reshape(shape)
     array[...] = 1
     return array
 
 
 def filled(array: Elements, rng: np.random.Generator) -> Elements:
-    array[...] = rng.integers(0, 1 << 16, array.shape, np.uint16)
+    array[...] = rng.integers(0, np.iinfo(array.dtype).max, array.shape, array.dtype, endpoint=True)
     return array
 
 
@@ -159,9 +177,9 @@ def prepared(case: Case, tokens: int) -> tuple[Cache, list[int], str]:
     sizes = [bound.elements(tensor) for tensor in range(bound.tensors)] * LAYERS
     if not case.written:
         rng = np.random.default_rng(0)
-        layers = tuple(filled(memory((size,)), rng) for size in sizes)
+        layers = tuple(filled(memory((size,), storage_dtype(case.dtype)), rng) for size in sizes)
         return Cache(layers, bound).part(range(LAYERS), (0, HEADS)), table, ""
-    written = _written(case.written, blocks, case.block, tuple(table))
+    written = _written(case.written, blocks, case.block, tuple(table), case.dtype)
     cache = Cache(tuple(written.layers), bound)
     wire = np.empty(cache.wire_shape(tokens), cache.dtype)
     cache.gather(table, Chunk(0, tokens), wire)
@@ -171,8 +189,8 @@ def prepared(case: Case, tokens: int) -> tuple[Cache, list[int], str]:
 
 
 @functools.lru_cache(maxsize=1)
-def _written(packing: str, blocks: int, block: int, table: tuple[int, ...]) -> packings.Filled:
-    return packings.filled(packing, packings.Size(LAYERS, HEADS, DIM, blocks, block), table)
+def _written(packing: str, blocks: int, block: int, table: tuple[int, ...], dtype: str) -> packings.Filled:
+    return packings.filled(packing, packings.Size(LAYERS, HEADS, DIM, blocks, block, dtype), table)
 
 
 def marked() -> tuple[str, Callable[[Any, Any], None]]:
@@ -184,13 +202,15 @@ def marked() -> tuple[str, Callable[[Any, Any], None]]:
     torch.set_num_threads(1)
 
     def copy(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
-        torch.from_numpy(target.view(np.int16)).copy_(torch.from_numpy(source.view(np.int16)))
+        signed = f"i{target.itemsize}"
+        torch.from_numpy(target.view(signed)).copy_(torch.from_numpy(source.view(signed)))
 
     return "torch copy_", copy
 
 
-def _plain_digest(mark: str, copy: Callable[[Any, Any], None], scale: Scale) -> Iterator[Row]:
+def plain_digest(scale: Scale) -> Iterator[Row]:
     """Of a chunk that lies in staging in wire form, as the consumer takes it."""
+    mark, copy = marked()
     shape = (LAYERS, 2, HEADS, scale.tokens, DIM)
     plain, wire = memory(shape), filled(staged(shape), np.random.default_rng(0))
     actions = {

@@ -31,6 +31,14 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """A name that others gave something, and who says so."""
+
+    value: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
 class Rates:
     """Of one chip as the vendor counts them. TFLOPS and TOPS are dense; GB and GB/s are 10^9 bytes. `measured_*` is
     what a benchmark reached, which is what may be planned with where it is known."""
@@ -60,7 +68,8 @@ class Served:
     """How one engine runs on the chip. `plugin` is the package beside the engine, or "" where the engine itself does.
 
     `layouts` are names in kvconnector's catalogue of cache layouts, the usual first; None is not known, or not in the
-    catalogue (`note` says which). `block_sizes` are in tokens, the default first; `dtypes` those of the cache.
+    catalogue (`note` says which). `block_sizes` are in tokens, the default first; `dtypes` those of the cache. `image`
+    is a container image that has it, without a tag where it is not known which is for the chip.
     """
 
     engine: str
@@ -71,6 +80,7 @@ class Served:
     block_sizes: tuple[int, ...] | None = None
     dtypes: tuple[str, ...] | None = None
     note: str = ""
+    image: Named | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +111,10 @@ class Vendor:
     `classes` are beginnings of the PCI class: a vendor may make network cards and display controllers too. `nodes` is
     a regular expression for the whole path of a node that stands for one device; with `drm` those are the render nodes
     that sysfs has beside the function on the bus, as other vendors' are named alike. `control` nodes are there once,
-    with the driver. `version_files` hold a driver's version, beside `/sys/module/<driver>/version` of `drivers` and of
-    what is bound: a path, and a pattern with one group.
+    with the driver. `resource` is what its Kubernetes device plugin calls one whole device, and `visible` the
+    environment variable by which a process is told the numbers of its devices. `version_files` hold a driver's
+    version, beside `/sys/module/<driver>/version` of `drivers` and of what is bound: a path, and a pattern with one
+    group.
     """
 
     name: str
@@ -115,6 +127,8 @@ class Vendor:
     drm: bool = False
     control: tuple[str, ...] = ()
     drivers: tuple[str, ...] = ()
+    resource: Named | None = None
+    visible: Named | None = None
     version_files: tuple[tuple[str, str], ...] = ()
 
 
@@ -128,7 +142,8 @@ class Pci:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One chip. `models` are regular expressions for the whole of what a tool calls it, whatever the case.
+    """One chip. `resource` is its own name in Kubernetes where the vendor's chips have several. `models` are regular
+    expressions for the whole of what a tool calls it, whatever the case.
 
     `vendor` is None for a processor: those are told apart by `cpu`, the instruction sets that must all be there.
     """
@@ -145,6 +160,7 @@ class Profile:
     rates: Rates = Rates()
     cpu: tuple[str, ...] = ()
     note: str = ""
+    resource: Named | None = None
 
     def is_model(self, model: str) -> bool:
         return any(re.fullmatch(pattern, model, re.IGNORECASE) for pattern in self.models)

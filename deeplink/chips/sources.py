@@ -8,7 +8,7 @@ PCI_IDS = Source("pci.ids", "pciutils/pciids @ c1c1254, pci.ids (2026-08-22)", "
 FLAGPERF = Source("FlagPerf", "FlagOpen/FlagPerf @ 1b5a030, base/benchmarks/*/*/README.md", "Apache-2.0")
 AICONFIGURATOR = Source("aiconfigurator", "ai-dynamo/aiconfigurator, systems/*.yaml (kept by NVIDIA)", "Apache-2.0")
 GPUSTACK = Source(
-    "gpustack-runtime", "gpustack/runtime @ 88026d6, gpustack_runtime/detector and its samples", "Apache-2.0"
+    "gpustack-runtime", "gpustack/runtime @ 88026d6, gpustack_runtime/detector, its samples, envs.py", "Apache-2.0"
 )
 HAMI = Source("HAMi", "Project-HAMi/HAMi @ 4707fb0, docs/develop/roadmap.md and pkg/device", "Apache-2.0")
 ZSTACK = Source("zstack-utility", "zstackio/zstack-utility, zstacklib/zstacklib/gpu and its tests")

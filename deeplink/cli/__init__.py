@@ -15,11 +15,14 @@ COMMANDS = {
     "contract": "what an engine states, and whether two engines can hand over",
     "demo": "two unlike vLLM engines and a router on this machine, from nothing",
     "doctor": "what is here, what works, and what would be refused and why",
+    "emit": "what starts a placement: commands, manifests, the router's weights",
+    "measure": "what a running engine does, as a table of rates for the solver",
     "replan": "the least that has to change in a running placement",
     "router": "serve one OpenAI endpoint in front of the engines in deeplink.toml",
     "serve": "an engine that has no plugin interface, with deeplink in it",
     "simulate": "what the placement of a fleet does with a trace, event by event",
     "solve": "which chips should do what: the best placement, proven",
+    "up": "start a placement's engines and the router on this machine",
 }
 
 # Commands that live with their plugin: the command line alone knows where, and no part imports another for it.

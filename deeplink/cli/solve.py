@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,11 @@ class _Wrong(click.ClickException):
 @click.argument("fleet", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the placement document instead of a report.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Also write the placement document to this file."
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the placement document to this file, as TOML if it is called so.",
 )
-@click.option(
-    "--emit", type=click.Choice(["local"]), help="Write what starts it: engine commands, and deeplink.toml with them."
-)
+@click.option("--emit", type=click.Choice(["local", "compose", "k8s", "ray"]), help="Also write what starts it.")
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -86,20 +87,20 @@ def command(
         found = place(fleetfile.load(fleet))
         if plots is not None:
             pictures.draw(found, plots)
-        files = emitted.local(found) if emit and found.engines else {}
+        files = emitted.files(found, emit) if emit and found.engines else {}
     except DeeplinkError as exc:
         raise _Wrong(str(exc)) from exc
     except OSError as exc:
         raise _Wrong(f"cannot write {exc.filename}: {exc.strerror}") from exc
-    written = {folder / name: text.encode() for name, text in files.items()}
-    if out is not None:
-        written[out] = doc.encode(found)
-    for path, data in written.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        except OSError as exc:
-            raise _Wrong(f"cannot write {path}: {exc.strerror}") from exc
+    try:
+        write(folder, files)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_bytes(doc.encode_toml(found) if out.suffix == ".toml" else doc.encode(found))
+    except DeeplinkError as exc:
+        raise _Wrong(str(exc)) from exc
+    except OSError as exc:
+        raise _Wrong(f"cannot write {exc.filename}: {exc.strerror}") from exc
     if as_json:
         click.echo(doc.encode(found).decode(), nl=False)
     else:
@@ -110,6 +111,16 @@ def command(
         report.show(found, Console())
     if found.status == "infeasible":
         sys.exit(NONE)
+
+
+def write(folder: Path, files: Mapping[str, str]) -> None:
+    """Files by name; a shell script is made executable."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if path.suffix == ".sh":
+            path.chmod(0o755)
 
 
 def _front(points: tuple[Point, ...], as_json: bool) -> None:

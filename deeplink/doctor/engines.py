@@ -22,7 +22,7 @@ class Known:
     tested: tuple[str, ...] = ()
 
 
-ENGINES = (Known("vllm", ("0.32",)), Known("sglang"), Known("lmdeploy"))
+ENGINES = (Known("vllm", ("0.27", "0.29", "0.32")), Known("sglang", ("0.5.23",)), Known("lmdeploy"))
 LIBRARIES = {
     "torch": "engines bring their own build",
     "numba": "without it, re-layout and digests are numpy's, which is slower",

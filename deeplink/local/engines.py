@@ -18,7 +18,7 @@ from deeplink.local.process import Process
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 # Eager mode, so nothing here compiles; the rest keeps an engine from looking outside.
-_QUIET = {
+QUIET = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
@@ -94,7 +94,7 @@ def variables(engine: Engine, overlay: Path) -> dict[str, str]:
         else {"VLLM_CPU_OMP_THREADS_BIND": str(engine.core)}
     )
     return {
-        **_QUIET,
+        **QUIET,
         **threads,
         "PYTHONPATH": str(overlay),
         **engine.env,

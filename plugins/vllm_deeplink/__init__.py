@@ -2,11 +2,16 @@
 
 This module is imported by every vLLM process, wanted or not, so it imports nothing but the standard library.
 
-    flags       the command-line flags, and what they turn into
+    flags       the ways to ask for it, put into vLLM's
+    asked       what was asked for, and what that turns into
+    platform    the platform vLLM runs on, which stays what it is
+    vendors     vendors' platform plugins, and what is wrong with them
     connector   vLLM's connector base class, split into
     scheduler     the half in the engine-core process: which request hands over what
     worker        the half in the process that holds the cache
     orders      what the scheduler half tells the worker half each step
+    identity    which prompt a request is
+    stats       what has happened, through vLLM's own metrics
     adapter     vLLM's cache tensors and model config -> cache, layout and contract
     layouts     which of the catalogue's layouts an attention backend uses
     probe       the proof, at start-up, that the declared layout is the real one
@@ -26,3 +31,10 @@ def general_plugin() -> None:
     if CONNECTOR not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(CONNECTOR, "vllm_deeplink.connector", CONNECTOR)
     flags.install()
+
+
+def platform_plugin() -> None:
+    """Entry point `vllm.platform_plugins`: offers no platform, ever. Called when vLLM looks for one."""
+    from vllm_deeplink import platform
+
+    platform.explain()

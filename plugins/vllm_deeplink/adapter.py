@@ -1,8 +1,7 @@
-"""vLLM's cache tensors and model config, in kvconnector's terms. Tested with vLLM 0.32."""
+"""vLLM's cache tensors and model config, in kvconnector's terms."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector import weights
+from deeplink.kvconnector import rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
@@ -21,7 +20,7 @@ from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.negotiate import FULL, SLIDING
 from deeplink.kvconnector.tls import Tls
 from deeplink.registry import Registry
-from vllm_deeplink import layouts
+from vllm_deeplink import layouts, versions
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +59,7 @@ def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> 
     """Refuse at start-up, by the name of the setting, what this release cannot hand over."""
     parallel = vllm_config.parallel_config
     for field, value in (
-        # Two workers of one CPU engine sometimes stall in a load until its deadline; until that is understood, refused.
-        ("tensor-parallel-size", parallel.tensor_parallel_size),
+        # On CPU, the only place where this could be tried, vLLM 0.32 itself ends at the first request with a pipeline.
         ("pipeline-parallel-size", parallel.pipeline_parallel_size),
         ("data-parallel-size", parallel.data_parallel_size),
         ("decode-context-parallel-size", parallel.decode_context_parallel_size),
@@ -166,7 +164,7 @@ def _read_group(
 
 def _declared(vllm_config: VllmConfig, name: str) -> str:
     layer = attention_layer(vllm_config, name)
-    return layouts.declared(layer.get_attn_backend().get_name(), getattr(layer, "isa", ""))
+    return layouts.declared(layer.get_attn_backend().get_name(), versions.current().packing(layer))
 
 
 def attention_layer(vllm_config: VllmConfig, name: str) -> Any:
@@ -193,17 +191,11 @@ def _flat(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -
 def read_model(vllm_config: VllmConfig) -> Model:
     """Model identity, with the weights fingerprint of the checkpoint on disk."""
     model = vllm_config.model_config
-    hf = model.hf_text_config
-    rope = {
-        name: getattr(hf, name)
-        for name in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-        if getattr(hf, name, None) is not None
-    }
     return Model(
         architecture=", ".join(model.architectures),
         layers=model.get_total_num_hidden_layers(),
         vocabulary=model.get_vocab_size(),
-        rope=json.dumps(rope, sort_keys=True, default=str),
+        rope=rope.canonical(model.hf_text_config),
         quantization=str(model.quantization or "none"),
         weights=weights.fingerprint(_folder(model.model, model.revision)),
     )

@@ -6,11 +6,17 @@
 | update_state_after_alloc               | engine core | .allocated          |
 | build_connector_meta                   | engine core | .step               |
 | request_finished(_all_groups)          | engine core | .finished           |
-| set_xfer_handshake_metadata            | engine core | the control endpoint|
+| bind_gpu_block_pool                    | engine core | the control endpoint|
+| set_xfer_handshake_metadata_pp_aware   | engine core | the control endpoint|
 | register_kv_caches                     | worker      | WorkerHalf.register |
 | start_load_kv                          | worker      | .start              |
 | wait_for_save                          | worker      | .save               |
-| get_transfer_results                   | worker      | .results            |
+| get_transfer_results, or before 0.30   | worker      | .results            |
+|   get_finished                         |             |                     |
+| get_kv_connector_stats                 | both        | .stats              |
+| build_prom_metrics                     | API server  | stats               |
+
+The row of the results is what the versions of vLLM have of their own: see `versions`.
 """
 
 from __future__ import annotations
@@ -23,25 +29,27 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
     SupportsHMA,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from deeplink import config, secret
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.control import Blocks, Control
-from vllm_deeplink import adapter
+from deeplink.kvconnector.registration import Presence, Registration
+from vllm_deeplink import adapter, versions
 from vllm_deeplink.orders import Orders, RankContract
+from vllm_deeplink.stats import DeepLinkPromMetrics, DeepLinkStats
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
     from vllm_deeplink.scheduler import SchedulerHalf
@@ -49,19 +57,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.deeplink")
 
+VERSION = versions.current()
+"""Here, so that a vLLM whose interface differs is refused before it meets the class below."""
 
-class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
-    _cache_hit_source = CacheHitSource.P2P
+Reports: Any = VERSION.reports
 
+
+class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         adapter.check_supported(vllm_config, kv_cache_config)
+        VERSION.check_groups(len(kv_cache_config.kv_cache_groups))
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = config.load(extra.get("config"))
         self._secret = secret.load(self._settings.secret_file)
         self._control_port = int(extra.get("control_port", 0))
+        self._register: dict[str, str] | None = extra.get("registration")
         self._control: Control | None = None
-        self._manager: KVCacheManager | None = None
+        self._registration: Registration | None = None
+        self._pool: BlockPool | None = None
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -75,8 +89,8 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- engine core -----------------------------------------------------------------------------------------
 
-    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
-        self._manager = kv_cache_manager
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        self._pool = gpu_block_pool
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -84,9 +98,15 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         """All workers, by their places in the pipeline and the tensor-parallel group, have registered their cache:
         publish one contract for the engine."""
         contracts = [co.decode(rank.contract) for _, rank in sorted(metadata.items()) if isinstance(rank, RankContract)]
-        self._control = Control(co.merged(contracts), self._secret, self._blocks, adapter.load_tls(self._settings.kv))
-        port = self._control.start(self._settings.kv.host, self._control_port)
-        log.info("deeplink control endpoint on %s:%d", self._settings.kv.host, port)
+        contract, host = co.merged(contracts), self._settings.kv.host
+        self._control = Control(contract, self._secret, self._blocks, adapter.load_tls(self._settings.kv))
+        port = self._control.start(host, self._control_port)
+        log.info("deeplink control endpoint on %s:%d", host, port)
+        if (where := self._register) is not None:
+            control = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            presence = Presence(where["name"], where["url"], control, contract.epoch)
+            self._registration = Registration(where["router"], presence, self._secret)
+            self._registration.start()
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
@@ -100,6 +120,10 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         return self._scheduler.step(scheduler_output)
 
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        assert self._scheduler is not None
+        self._scheduler.reported(connector_output)
+
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         return self._scheduler.finished(request), None
@@ -110,9 +134,30 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._scheduler is not None
         return self._scheduler.finished(request), None
 
+    # -- metrics ---------------------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> DeepLinkStats | None:
+        half = self._scheduler or self._worker
+        assert half is not None
+        return half.stats()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DeepLinkStats:
+        return DeepLinkStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> DeepLinkPromMetrics:
+        return DeepLinkPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     def _blocks(self) -> Blocks:
-        assert self._manager is not None
-        pool = self._manager.block_pool
+        pool = self._pool
+        assert pool is not None
         total = pool.num_gpu_blocks - 1  # block 0 is vLLM's null block, never given to a request
         return Blocks(total, total - pool.get_num_free_blocks())
 
@@ -134,10 +179,6 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._worker is not None
         self._worker.save(self._orders())
 
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        assert self._worker is not None
-        return self._worker.results(finished_req_ids)
-
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: a request runs only after its whole load was reported."""
 
@@ -147,6 +188,8 @@ class DeepLinkConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to save per layer: a chunk is staged whole, after the forward pass."""
 
     def shutdown(self) -> None:
+        if self._registration is not None:
+            self._registration.close()
         if self._worker is not None:
             self._worker.close()
         if self._control is not None:

@@ -1,4 +1,4 @@
-"""The command-line flags, the same as environment variables, and what they turn into.
+"""The ways to ask for deeplink, put into vLLM's.
 
 vLLM has no hook for flags, so `EngineArgs` is wrapped: one method adds the flags to the parser, another sees the parsed
 values (from the command line or a ``--config`` file alike), and a third is the last before an engine is made, which
@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deeplink import config
 from deeplink.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vllm.config import KVTransferConfig
-
-ROLES = {"prefill": "kv_producer", "decode": "kv_consumer", "both": "kv_both"}
-
-
-PLATFORM, ROLE, PORT = "DEEPLINK_PLATFORM", "DEEPLINK_ROLE", "DEEPLINK_CONTROL_PORT"
-"""Beside `config.VARIABLE`. What the command line says comes first."""
+from vllm_deeplink import CONNECTOR, platform
+from vllm_deeplink.asked import (
+    ROLES,
+    Asked,
+    api_port,
+    api_url,
+    by_environment,
+    by_flags,
+    by_table,
+    transfer_config,
+    without_table,
+)
 
 
 def install() -> None:
@@ -40,43 +43,14 @@ def install() -> None:
         _apply(args)
         return from_cli_args(cls, args)
 
-    def with_environment(self: Any, *arguments: Any, **options: Any) -> Any:
-        if self.kv_transfer_config is None and os.environ.get(PLATFORM) == "deeplink":
-            self.kv_transfer_config = transfer_config()
+    def with_table_or_environment(self: Any, *arguments: Any, **options: Any) -> Any:
+        _complete(self)
         return create_engine_config(self, *arguments, **options)
 
     EngineArgs.add_cli_args = staticmethod(with_flags)
     EngineArgs.from_cli_args = classmethod(with_values)
-    EngineArgs.create_engine_config = with_environment
+    EngineArgs.create_engine_config = with_table_or_environment
     EngineArgs._deeplink = True
-
-
-def transfer_config(role: str | None = None, file: str | None = None, port: int | None = None) -> KVTransferConfig:
-    """What ``--platform deeplink`` stands for; each value from the environment, or its default, when it is None.
-
-    `port` is that of the control endpoint; by default any, which the log names. Raises ConfigError.
-    """
-    from vllm.config import KVTransferConfig
-
-    from vllm_deeplink import CONNECTOR
-
-    role = role or os.environ.get(ROLE) or "both"
-    if role not in ROLES:
-        raise ConfigError(f"{role!r} is not a role", field="deeplink-role", ours=role, theirs=", ".join(ROLES))
-    settings = config.load(file)  # a mistake in the file is told here, at once, and not by a worker a minute later
-    return KVTransferConfig(
-        kv_connector=CONNECTOR,
-        kv_role=ROLES[role],
-        kv_load_failure_policy=settings.kv.on_failure,
-        kv_connector_extra_config={"config": file, "control_port": _environment_port() if port is None else port},
-    )
-
-
-def _environment_port() -> int:
-    text = os.environ.get(PORT, "0")
-    if not text.isdecimal() or int(text) > 65535:
-        raise ConfigError(f"{PORT} is not a port", field=PORT, ours=text)
-    return int(text)
 
 
 def _add(parser: Any) -> Any:
@@ -94,6 +68,9 @@ def _add(parser: Any) -> Any:
         "--deeplink-config", default=None, metavar="FILE", help="deeplink.toml; default: $DEEPLINK_CONFIG."
     )
     group.add_argument(
+        "--deeplink-router", default=None, metavar="URL", help="Register with this router, and go on doing so."
+    )
+    group.add_argument(
         "--deeplink-control-port",
         type=int,
         default=None,
@@ -104,20 +81,43 @@ def _add(parser: Any) -> Any:
 
 
 def _apply(args: argparse.Namespace) -> None:
-    role, file = getattr(args, "deeplink_role", None), getattr(args, "deeplink_config", None)
-    port = getattr(args, "deeplink_control_port", None)
-    platform = getattr(args, "platform", None) or os.environ.get(PLATFORM)
-    if platform != "deeplink":
-        given = [f"--deeplink-{name}" for name, v in (("role", role), ("config", file), ("control-port", port)) if v]
-        if given:
-            raise ConfigError(f"{', '.join(given)} without --platform deeplink", remedy="add --platform deeplink")
+    """The command line, or the file it names."""
+    flags, table = by_flags(args), by_table(getattr(args, "additional_config", None) or {})
+    wanted = getattr(args, "platform", None) or os.environ.get(platform.VARIABLE)
+    if wanted != platform.NAME and table is None:
+        if said := flags.said:
+            flagged = ", ".join(f"--deeplink-{name}" for name in said)
+            raise ConfigError(f"{flagged} without --platform deeplink", remedy="add --platform deeplink")
         return
     if getattr(args, "kv_transfer_config", None) is not None:
-        raise ConfigError(
-            "--platform deeplink brings its own KV connector; --kv-transfer-config names another",
-            field="kv-transfer-config",
-            remedy="leave one of the two out",
-        )
-    if port is None and PORT not in os.environ:
-        port = config.control_port(getattr(args, "port", None) or 8000)
-    args.kv_transfer_config = transfer_config(role, file, port)
+        raise _two_connectors("--kv-transfer-config")
+    asked = flags.over(table or Asked()).over(by_environment())
+    if asked.control_port is None:
+        asked = Asked(control_port=config.control_port(api_port(args))).over(asked)
+    args.kv_transfer_config = transfer_config(asked, api_url(args, asked.config))
+    if table is not None:
+        args.additional_config = without_table(args.additional_config)
+    platform.attach()
+
+
+def _complete(arguments: Any) -> None:
+    """What was made without a command line, as ``LLM(...)`` makes it. After one, there is nothing left to do."""
+    additional = arguments.additional_config if isinstance(arguments.additional_config, dict) else {}
+    table = by_table(additional)
+    if table is None and os.environ.get(platform.VARIABLE) != platform.NAME:
+        return
+    if (given := arguments.kv_transfer_config) is not None:
+        if table is None and given.kv_connector == CONNECTOR:
+            return
+        raise _two_connectors("kv_transfer_config")
+    arguments.kv_transfer_config = transfer_config((table or Asked()).over(by_environment()))
+    arguments.additional_config = without_table(additional)
+    platform.attach()
+
+
+def _two_connectors(theirs: str) -> ConfigError:
+    return ConfigError(
+        f"--platform deeplink brings its own KV connector; {theirs} names another",
+        field="kv-transfer-config",
+        remedy="leave one of the two out",
+    )

@@ -13,16 +13,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from deeplink.errors import DeeplinkError, TicketRefused
+from deeplink.errors import DeeplinkError, Refused, TicketRefused
 from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.order import Order
-from deeplink.kvconnector.prompt import prompt_digest
 from deeplink.kvconnector.ticket import Ticket
-from vllm_deeplink.orders import Deny, Fill, Open, Orders
+from vllm_deeplink.identity import identity
+from vllm_deeplink.orders import Deny, Fill, Open, Orders, Withhold
+from vllm_deeplink.stats import DeepLinkStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 PARAMETER = "deeplink"
@@ -43,6 +46,7 @@ class _Consuming:
     order: Order | None
     denial: DeeplinkError | None
     handoff: str | None
+    computed: int = 0
     phase: Literal["new", "matched", "loading", "done"] = "new"
 
 
@@ -53,6 +57,8 @@ class SchedulerHalf:
         self._producing: dict[str, _Producing] = {}
         self._consuming: dict[str, _Consuming] = {}
         self._orders = Orders()
+        self._held: dict[str, int] = {}
+        self._told = 0
 
     def match(self, request: Request, computed: int) -> tuple[int, bool]:
         """How many tokens beyond the `computed` ones come from outside, and whether they come asynchronously.
@@ -71,7 +77,7 @@ class SchedulerHalf:
             assert consuming.order is not None
             self._orders.loads.append(replace(consuming.order, request=""))
             return 0, False
-        consuming.phase = "matched"
+        consuming.phase, consuming.computed = "matched", computed
         # A request that is to be denied must have something to wait for, or vLLM would not park it.
         return max(missing, 1), True
 
@@ -81,12 +87,14 @@ class SchedulerHalf:
         if consuming is None or consuming.phase != "matched" or external == 0:
             return
         consuming.phase = "loading"
+        tables = tuple(map(tuple, blocks.get_block_ids()))
+        self._held[request.request_id] = sum(map(len, tables))
         if consuming.denial is not None:
-            self._orders.denies.append(Deny(request.request_id, consuming.handoff, consuming.denial.reason()))
+            deny = Deny(request.request_id, consuming.handoff, consuming.denial.reason(), consuming.computed, tables)
+            self._orders.denies.append(deny)
             return
         assert consuming.order is not None
         stop = request.num_prompt_tokens - 1
-        tables = tuple(map(tuple, blocks.get_block_ids()))
         consuming.order = replace(consuming.order, start=stop - external, stop=stop, tables=tables)
         self._orders.loads.append(consuming.order)
 
@@ -126,7 +134,24 @@ class SchedulerHalf:
             return False
         if request.status not in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED):
             self._orders.aborts.append(producing.ticket.handoff)
+        elif request.output_token_ids:
+            # For engines that go on from the whole prompt; another vLLM computes its last token itself.
+            self._orders.firsts.append((producing.ticket.handoff, FirstToken(request.output_token_ids[0])))
+        self._held[request.request_id] = sum(map(len, producing.tables))
         return True
+
+    def reported(self, output: KVConnectorOutput) -> None:
+        """The workers have told what they are done with: vLLM frees those blocks, or runs their requests."""
+        for name in (output.finished_sending or set()) | (output.finished_recving or set()):
+            self._held.pop(name, None)
+
+    def stats(self) -> DeepLinkStats | None:
+        """How many blocks handoffs hold, if that has changed."""
+        held = sum(self._held.values())
+        if held == self._told:
+            return None
+        self._told = held
+        return DeepLinkStats.of(blocks=held)
 
     def _fill(self, name: str, producing: _Producing, computed: int, output: SchedulerOutput) -> None:
         if producing.filled:
@@ -148,7 +173,12 @@ class SchedulerHalf:
             ticket = tickets.verify(parameters.get("ticket"), self._secret)
         except TicketRefused:
             return
-        self._producing[name] = _Producing(ticket, _identity(request), request.num_prompt_tokens)
+        try:
+            prompt = identity(request)
+        except Refused as exc:
+            self._orders.withheld.append(Withhold(ticket.handoff, exc.reason()))
+            return
+        self._producing[name] = _Producing(ticket, prompt, request.num_prompt_tokens)
 
     def _consuming_of(self, request: Request) -> _Consuming | None:
         name = request.request_id
@@ -163,10 +193,15 @@ class SchedulerHalf:
         except TicketRefused as exc:
             consuming = _Consuming(None, exc, None)
         else:
-            denial = None
+            denial: DeeplinkError | None = None
             if ticket.consumer != self._epoch:
                 denial = tickets.other_epoch(self._epoch, ticket.consumer)
-            order = Order(name, ticket, str(text), _identity(request), 0, 0, ())
+            prompt = b""
+            try:
+                prompt = identity(request)
+            except Refused as exc:
+                denial = denial or exc
+            order = Order(name, ticket, str(text), prompt, 0, 0, ())
             consuming = _Consuming(order, denial, ticket.handoff)
         self._consuming[name] = consuming
         return consuming
@@ -175,12 +210,3 @@ class SchedulerHalf:
 def _parameters(request: Request, side: str) -> dict[str, Any] | None:
     given = (request.kv_transfer_params or {}).get(PARAMETER)
     return given if isinstance(given, dict) and given.get("side") == side else None
-
-
-def _identity(request: Request) -> bytes:
-    """The prompt's tokens and whatever else vLLM keys its blocks by."""
-    extra = [f"salt={request.cache_salt}"] if request.cache_salt else []
-    if request.lora_request is not None:
-        extra.append(f"lora={request.lora_request.lora_name}")
-    extra += [f"media={feature.identifier}@{feature.mm_position.offset}" for feature in request.mm_features or ()]
-    return prompt_digest(request.prompt_token_ids or (), extra)

@@ -7,20 +7,22 @@ nothing writes to, and nothing here waits.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from deeplink.config import Config
 from deeplink.errors import ConfigError, TicketRefused
 from deeplink.kvconnector import compiled
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.cast import parse_consent
+from deeplink.kvconnector.digest import SAMPLED
 from deeplink.kvconnector.endpoint import Endpoint, Settings
+from deeplink.kvconnector.tally import Tally, since
 from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
 from vllm_deeplink import adapter, probe
-from vllm_deeplink.orders import Orders
+from vllm_deeplink.orders import Orders, Settled
+from vllm_deeplink.stats import DeepLinkStats
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +39,11 @@ class WorkerHalf:
         self._config = config
         self._secret = secret
         self._endpoint: Endpoint | None = None
+        self._tallies: tuple[Tally, ...] = ()
         # Request -> its handoff, or None when the handoff could not be opened and there is nothing to wait for.
         self._producing: dict[str, str | None] = {}
         self._leaving: dict[str, str | None] = {}
-        self._denied: set[str] = set()
+        self._denied: dict[str, int] = {}
 
     @property
     def contract(self) -> bytes:
@@ -64,11 +67,12 @@ class WorkerHalf:
         model = adapter.read_model(self._vllm_config)
         settings = self._config.kv
         casts = tuple(str(parse_consent(text)) for text in settings.casts)
-        verify, tls = settings.digest == "always", adapter.load_tls(settings)
+        tls = adapter.load_tls(settings)
+        every = SAMPLED if settings.digest == "sampled" else 1
         transfer = self._vllm_config.kv_transfer_config
         self._endpoint = Endpoint(
             groups,
-            Settings(settings.host, settings.staging, settings.chunk, verify, tls),
+            Settings(settings.host, settings.staging, settings.chunk, settings.digest != "off", tls, every),
             self._secret,
             transfer.engine_id,
             start(
@@ -76,7 +80,7 @@ class WorkerHalf:
                 settings.host,
                 self._secret,
                 settings.trust,
-                verify,
+                settings.digest == "always",
                 {"tcp": {"tls": tls, "streams": settings.streams}},
             ),
             lambda channel, transports: adapter.make_contract(
@@ -88,20 +92,27 @@ class WorkerHalf:
     def start(self, orders: Orders) -> None:
         """Start what loads, stop what is no longer wanted. Does not wait."""
         endpoint = self._running
+        for handoff, first in orders.firsts:
+            endpoint.producer.conclude(handoff, first)
         for order in orders.loads:
             endpoint.consumer.load(order)
         for deny in orders.denies:
             if deny.handoff is not None:
                 endpoint.refuse(deny.handoff, deny.reason)
-            self._denied.add(deny.request)
+            self._denied[deny.request] = self._block(deny.start, deny.tables)
         for order in orders.cancels:
             endpoint.consumer.cancel(order.ticket.handoff, order.request)
 
     def save(self, orders: Orders) -> None:
-        """After the forward pass: stage what this step has computed."""
+        """After the forward pass: stage what this step has computed. A second call for the same step does nothing."""
+        if orders.saved:
+            return
+        orders.saved = True
         producer = self._running.producer
         for handoff in orders.lost:
             producer.lose(handoff)
+        for one in orders.withheld:
+            self._running.withhold(one.handoff, one.reason)
         for open_ in orders.opens:
             try:
                 producer.open(open_.ticket, open_.prompt, open_.tokens)
@@ -117,7 +128,7 @@ class WorkerHalf:
             producer.abort(handoff)
         producer.pump()
 
-    def results(self, finished: set[str]) -> KVConnectorTransferResults:
+    def results(self, finished: set[str]) -> Settled:
         """What has ended since the last step. `finished` are requests that are over; each comes here once."""
         for name in finished & self._producing.keys():
             self._leaving[name] = self._producing.pop(name)
@@ -125,18 +136,30 @@ class WorkerHalf:
         sent = {name for name, handoff in self._leaving.items() if handoff is None or settled(handoff)}
         for name in sent:
             del self._leaving[name]
-        received, self._denied = self._denied, set()
-        failed = set(received)
+        failed, self._denied = self._denied, {}
+        received = set(failed)
         for outcome in self._running.consumer.collect():
-            name, reason = outcome.order.request, outcome.reason
+            order, reason = outcome.order, outcome.reason
             if reason is not None:
-                handoff = outcome.order.ticket.handoff
-                log.warning("deeplink handoff %s failed: %s (%s)", handoff, reason.message, reason.code)
-            if name:  # a load that only let the producer go has nobody waiting
-                received.add(name)
+                log.warning("deeplink handoff %s failed: %s (%s)", order.ticket.handoff, reason.message, reason.code)
+            if order.request:  # a load that only let the producer go has nobody waiting
+                received.add(order.request)
                 if reason is not None:
-                    failed.add(name)
-        return KVConnectorTransferResults(sent, received, failed)
+                    failed[order.request] = self._block(order.start, order.tables)
+        return Settled(sent, received, failed)
+
+    def _block(self, start: int, tables: Sequence[Sequence[int]]) -> int:
+        """The first block, in the first cache group, into which the tokens from `start` on are loaded."""
+        size: int = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        return tables[0][start // size]
+
+    def stats(self) -> DeepLinkStats | None:
+        """What has ended since the last step, if anything has."""
+        if self._endpoint is None:
+            return None
+        now = self._endpoint.tallies()
+        ended, self._tallies = since(self._tallies, now), now
+        return DeepLinkStats.of(ended) if ended else None
 
     def close(self) -> None:
         if self._endpoint is not None:

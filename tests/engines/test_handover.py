@@ -49,6 +49,20 @@ def test_only_missing_tokens_move(pair: Pair) -> None:
     quiet(pair.prefill, pair.decode)
 
 
+def test_salts_keep_caches_apart(pair: Pair) -> None:
+    """Of one prompt, each salt has its own KV on both engines, and is handed over on its own."""
+    body = completion(prompt(300, seed=33), 8)
+    loaded = []
+    for salt in ("one", "another", "one"):
+        before = pair.decode.loaded_tokens
+        answer = http(pair.router + "/v1/completions", {**body, "cache_salt": salt})
+        assert answer.headers["x-deeplink-path"] == "handoff"
+        assert token_ids(answer.json) == token_ids(pair.decode.alone(body))
+        loaded.append(pair.decode.loaded_tokens - before)
+    assert loaded == [299, 299, 299 - 256]
+    quiet(pair.prefill, pair.decode)
+
+
 def test_nothing_missing_lets_the_prefill_engine_go(pair: Pair) -> None:
     body = completion(prompt(257, seed=41), 8)
     http(pair.decode.url + "/v1/completions", body)
@@ -80,6 +94,37 @@ def test_the_openai_sdk_streams_a_chat(pair: Pair) -> None:
     alone = pair.decode.alone(body, "/v1/chat/completions")
     assert text == alone["choices"][0]["message"]["content"] != ""
     quiet(pair.prefill, pair.decode)
+
+
+def test_vllms_own_metrics(pair: Pair) -> None:
+    """The same counts as the control endpoint's, in the engines' own /metrics."""
+
+    def counts() -> dict[str, float]:
+        ours, theirs = pair.prefill.metric, pair.decode.metric
+        return {
+            "drained": ours("vllm:deeplink_handoffs_total", 'side="producer",state="drained"'),
+            "sent": ours("vllm:deeplink_kv_bytes_total", 'side="producer"'),
+            "taking out": ours("vllm:deeplink_converting_seconds_total", 'side="producer"'),
+            "loaded": theirs("vllm:deeplink_handoffs_total", 'code="",engine="0",model_name="demo",side="consumer"'),
+            "received": theirs("vllm:deeplink_kv_bytes_total", 'side="consumer"'),
+            "putting in": theirs("vllm:deeplink_converting_seconds_total", 'side="consumer"'),
+        }
+
+    before = counts()
+    for seed in (61, 62, 63):  # the end of the last one the producer tells at its next step
+        assert http(pair.router + "/v1/completions", completion(prompt(300, seed=seed), 4)).status == 200
+    quiet(pair.prefill, pair.decode)
+    grown = {name: value - before[name] for name, value in counts().items()}
+    (group,) = pair.decode.contract.groups
+    token = len(group.layers) * group.heads * group.head_dim * 2 * 4
+    assert grown["loaded"] == 3
+    assert 2 <= grown["drained"] <= 4
+    assert grown["received"] == 3 * 300 * token  # the last token comes with its chunk
+    assert grown["sent"] >= 2 * 300 * token
+    assert 0 < grown["taking out"] < 10
+    assert 0 < grown["putting in"] < 10
+    assert pair.prefill.metric("vllm:deeplink_blocks_held") == 0
+    assert pair.decode.metric("vllm:deeplink_blocks_held") == 0
 
 
 def test_many_at_once(pair: Pair) -> None:

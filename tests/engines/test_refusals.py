@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from fleet import Pair, Running, completion, http, prompt, quiet, token_ids
+from fleet import Pair, Running, completion, http, prompt, quiet, ticketed, token_ids
 
 
 def test_other_weights_of_the_same_shape_are_refused_by_name(pair: Pair, unlike: tuple[Running, Running]) -> None:
@@ -21,6 +21,21 @@ def test_other_weights_of_the_same_shape_are_refused_by_name(pair: Pair, unlike:
         assert side.contract.model.weights in answer.error["message"]
     assert other.control("/v1/status").json["ended"] == ended
     quiet(other, pair.decode, seconds=0.5)
+
+
+def test_another_salt_is_refused_by_name(pair: Pair) -> None:
+    """The two engines are given unlike requests for one ticket: what a router never does, and a faulty one might."""
+    name, ticket = ticketed(pair.prefill, pair.decode)
+    statuses = []
+    for running, side, tokens, salt in ((pair.prefill, "produce", 1, "a"), (pair.decode, "consume", 4, "b")):
+        parameters = {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}, "cache_salt": salt}
+        body = {**completion(prompt(100, seed=3), tokens), **parameters}
+        statuses.append(http(running.url + "/v1/completions", body).status)
+    assert statuses == [200, 500]
+    for running in (pair.prefill, pair.decode):
+        found = running.handoff(name)
+        assert (found["state"], found["reason"]["field"]) == ("failed", "cache_salt")
+    quiet(pair.prefill, pair.decode)
 
 
 def test_damage_on_the_way_is_an_error(pair: Pair) -> None:

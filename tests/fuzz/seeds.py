@@ -13,6 +13,7 @@ from deeplink.errors import Reason
 from deeplink.kvconnector import channel, contract, ticket
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.contract import Scales, local_address
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.transport.shm import LOANS
 from deeplink.kvconnector.wire import MAGIC
@@ -60,6 +61,7 @@ MESSAGES: list[channel.Message] = [
     channel.Sent(1),
     channel.Landed(2),
     channel.End(),
+    channel.End(FirstToken(17, -0.5, ((17, -0.5), (3, -1.25)), 64)),
     channel.Fail(Reason("peer_gone", "why", "field", "a", "b", "do this")),
     channel.Quit(Reason("aborted", "left")),
     channel.Ask("0" * 24),
@@ -110,6 +112,28 @@ _TENSORS: dict[str, object] = {
     "__metadata__": {"format": "pt"},
 }
 
+CACHE_EVENTS: list[list[object]] = [
+    [
+        {
+            "type": "BlockStored",
+            "block_hashes": [1, b"h" * 32],
+            "parent_block_hash": None,
+            "token_ids": list(range(32)),
+            "block_size": 16,
+            "lora_id": None,
+            "medium": "GPU",
+            "extra_keys": [None, ["salt"]],
+            "group_idx": 0,
+        },
+        {"type": "BlockRemoved", "block_hashes": [1], "medium": None},
+        {"type": "AllBlocksCleared"},
+    ],
+    [
+        ["BlockStored", [5, 6], None, [1, 2, 3, 4], 2, None, "GPU"],
+        ["BlockRemoved", [5], "GPU"],
+        ["BlockStored", [7], 6, [1, 2], 2, 3, "GPU"],
+    ],
+]
 SEEDS: dict[str, list[bytes]] = {
     "contract_bytes": [contract.encode(each) for each in CONTRACTS],
     "contract_json": [contract.to_json(each) for each in CONTRACTS],
@@ -129,6 +153,7 @@ SEEDS: dict[str, list[bytes]] = {
     "router_body": [json.dumps(each).encode() for each in BODIES]
     + [b'{"\\u006bv_transfer_params":1,"kv_transfer_params":{},"kv_transfer_params":2}', b'{"a":1e999,"b":NaN}'],
     "events": [bytes([step]) + STREAM for step in (0, 3, 200)],
+    "cache_events": [msgspec.msgpack.encode([1.5, events, 0]) for events in CACHE_EVENTS],
     "checkpoint": [_safetensors(_TENSORS, b"d" * 4008), _safetensors({}, b"")],
     "checkpoint_index": [json.dumps({"weight_map": {"a": "model.safetensors"}}).encode()],
 }

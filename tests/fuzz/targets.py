@@ -38,7 +38,7 @@ from deeplink.kvconnector.transport import answer
 from deeplink.kvconnector.transport.base import Transport
 from deeplink.kvconnector.transport.shm import ShmTransport
 from deeplink.kvconnector.transport.tcp import TcpTransport
-from deeplink.router import body, sse
+from deeplink.router import body, kv_events, kv_index, sse
 
 Target = Callable[[bytes], None]
 
@@ -188,11 +188,11 @@ def router_body(data: bytes) -> None:
     for chat in (True, False):
         assert isinstance(body.obstacle(found, chat=chat), str)
         with contextlib.suppress(InvalidRequest):
-            ours = json.loads(body.prefill(found, "T", chat=chat))
+            ours = json.loads(body.prefill(found, {body.PARAMS: body.params("produce", "T")}, chat=chat))
             assert ours.pop(body.PARAMS) == body.params("produce", "T")
             assert ours["stream"] is False
             _no_ticket(ours)
-    ours = json.loads(body.decode(found, "T"))
+    ours = json.loads(body.decode(found, {body.PARAMS: body.params("consume", "T")}))
     assert ours.pop(body.PARAMS) == body.params("consume", "T")
     _no_ticket(ours)
     assert isinstance(found.stream, bool)
@@ -200,8 +200,24 @@ def router_body(data: bytes) -> None:
 
 def _no_ticket(fields: dict[str, object]) -> None:
     extra = fields.get("vllm_xargs")
-    assert body.PARAMS not in fields
-    assert not (isinstance(extra, dict) and body.PARAMS in extra)
+    assert not body.OURS & fields.keys()
+    assert not (isinstance(extra, dict) and body.OURS & extra.keys())
+
+
+def cache_events(data: bytes) -> None:
+    """What an engine publishes of its cache: named as broken, or something the index can follow and forget."""
+    with contextlib.suppress(ProtocolError):
+        found = kv_events.decode(data)
+        index = kv_index.Index()
+        for name in ("a", "b"):
+            index.follow(name)
+            index.begin(name)
+            index.apply(name, found)
+        held = index.held(dict.fromkeys(index.sizes, (1, 2, 3)))
+        assert all(count >= 0 for count in held.values())
+        index.leave("a")
+        index.leave("b")
+        assert not index.held(dict.fromkeys(index.sizes, (1, 2, 3)))
 
 
 def events(data: bytes) -> None:
@@ -253,6 +269,7 @@ TARGETS: dict[str, Target] = {
         shm_parts,
         router_body,
         events,
+        cache_events,
         checkpoint,
         checkpoint_index,
     )

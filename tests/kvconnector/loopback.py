@@ -151,7 +151,8 @@ class Pair:
         self.load(self.order(ticket, text, theirs, tokens))
         self.fill(ticket, ours, tokens)
         self.pump(ticket)
-        assert self.outcome().reason is None
+        outcome = self.outcome()
+        assert outcome.reason is None, outcome.reason
         self.settle(ticket, "drained", "loaded")
 
     def ticket(self, seconds: float = 10.0, **changes: object) -> tuple[Ticket, str]:
@@ -175,8 +176,9 @@ class Pair:
         start: int = 0,
         prompt: bytes = b"prompt",
         request: str = "request",
+        first: bool = False,
     ) -> Order:
-        return Order(request, ticket, text, prompt, start, stop, (table,))
+        return Order(request, ticket, text, prompt, start, stop, (table,), first)
 
     def outcome(self, seconds: float = 10.0) -> Outcome:
         """The one load that ends within the deadline."""
@@ -233,18 +235,21 @@ def make_side(
     staging: int = 1 << 20,
     chunk: int = 64 << 10,
     verify: bool = True,
+    every: int = 1,
     secret: bytes = SECRET,
     epoch: str = "",
     others: Mapping[str, Transport] | None = None,
+    held: Callable[[Cache], Cache] = lambda cache: cache,
 ) -> Side:
+    """`held` says how the engine holds its cache, which is made in host memory."""
     epoch = epoch or f"{role}-{new_handoff()}"
-    cache = make_cache(layout, block_size, dtype, seed=seed)
+    cache = held(make_cache(layout, block_size, dtype, seed=seed))
     group = make_group(layout, block_size, dtype)
 
     def state(channel: str, transports: dict[str, str]) -> Contract:
         return make_contract(epoch, role, group, weights=weights, channel=channel, **transports)
 
-    settings = Settings("127.0.0.1", staging, chunk, verify)
+    settings = Settings("127.0.0.1", staging, chunk, verify, every=every)
     transport = Meddling("127.0.0.1", secret)
     transports = Transports({**(others or {}), "tcp": transport})
     return Side(

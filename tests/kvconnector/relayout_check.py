@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from fake_device import installed
 from reference import AXES, address, sides, tensor_sizes
 
 from deeplink.kvconnector import convert, device
@@ -153,9 +154,9 @@ def main(ways: list[str]) -> None:
         for entry, dtype in cases():
             {"torch": check_torch, "numba": check_numba}[way](entry, dtype)
     # The way of other devices, with layers in wire form of their own.
-    device.HOST = ()
-    for entry, dtype in cases() if "torch" in ways else []:
-        check_torch(entry, dtype)
+    with installed():
+        for entry, dtype in cases() if "torch" in ways else []:
+            check_torch(entry, dtype)
     print(f"{len(cases())} layouts, {' and '.join(ways)}")
 
 

@@ -18,6 +18,7 @@ from deeplink.errors import PeerGone, ProtocolError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.channel import Channel, decode
 from deeplink.kvconnector.contract import MAX_BYTES
+from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.tally import Half
 
@@ -31,6 +32,7 @@ MESSAGES = [
     ch.Sent(3),
     ch.Landed(3),
     ch.End(),
+    ch.End(FirstToken(17, -0.5, ((17, -0.5),), 64)),
     ch.Fail(REASON),
     ch.Quit(REASON),
     ch.Ask("handoff"),

@@ -322,6 +322,9 @@ def test_metrics_count_every_end_by_its_reason(pair: Pair, serve: Serve) -> None
     assert found["deeplink_tokens_total{rank=0,side=producer}"] == TOKENS
     assert found["deeplink_kv_bytes_total{rank=0,side=producer}"] == TOKENS * 1536
     assert other["deeplink_kv_bytes_total{rank=0,side=consumer}"] == TOKENS * 1536
+    assert 0 < found["deeplink_converting_seconds_total{rank=0,side=producer}"] < 60
+    assert 0 < other["deeplink_converting_seconds_total{rank=0,side=consumer}"] < 60
+    assert found["deeplink_kv_early_bytes_total{rank=0,side=producer}"] == 0
     assert found["deeplink_resumed_total{rank=0,side=producer}"] == 0
     assert found["deeplink_late_notices_total{rank=0}"] == 1
     for names, side, state in ((found, "producer", "drained"), (other, "consumer", "loaded")):
@@ -357,3 +360,32 @@ def test_the_engines_own_registry_is_left_alone(pair: Pair, serve: Serve) -> Non
     before = [metric.name for metric in REGISTRY.collect()]
     assert not [name for name in samples(serve(pair.producer)) if name.startswith(("python_", "process_"))]
     assert [metric.name for metric in REGISTRY.collect()] == before
+
+
+def test_what_is_sent_before_prefill_has_ended_is_counted_apart(pair: Pair, serve: Serve) -> None:
+    ours = serve(pair.producer)
+    ticket, text = pair.ticket(60)
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, 200)
+    offer = pair.producer.endpoint.producer._offers.get(ticket.handoff)
+    assert offer is not None
+    eventually(lambda: any(taking.early for taking in offer.claims.values()))
+    pair.fill(ticket, OURS, TOKENS)
+    assert pair.outcome().reason is None
+    pair.settle(ticket, "drained", "loaded")
+    found = samples(ours)
+    assert found["deeplink_kv_early_bytes_total{rank=0,side=producer}"] == 192 * 1536
+    assert found["deeplink_kv_bytes_total{rank=0,side=producer}"] == TOKENS * 1536
+
+
+def test_what_is_withheld_is_told_to_who_comes_for_it(pair: Pair, serve: Serve) -> None:
+    ticket, text = pair.ticket(60)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))  # it may come before that is known
+    reason = Reason("contract_refused", "the adapter cannot be told from others", "lora")
+    pair.producer.endpoint.withhold(ticket.handoff, reason)
+    told = pair.outcome().reason
+    assert told is not None
+    assert (told.code, told.field) == ("contract_refused", "lora")
+    pair.quiet()
+    assert serve(pair.producer).json(f"/v1/handoffs/{ticket.handoff}")["reason"]["field"] == "lora"

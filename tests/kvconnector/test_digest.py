@@ -13,6 +13,7 @@ from random_layouts import Sized, layouts, tables
 from deeplink.errors import LayoutError
 from deeplink.kvconnector import convert, digest, in_blocks
 from deeplink.kvconnector.cache import Cache
+from deeplink.kvconnector.digest import Sample
 from deeplink.kvconnector.plan import TILE, Chunk, Run, chunks, runs
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -142,6 +143,38 @@ def test_the_compiled_function_is_that_of_the_xxhash_package(itemsize: int, star
     chunk = Chunk(start, start + tokens)
     by_numba = digest.tiles(chunk, wire, 3, 5, by="numba")
     np.testing.assert_array_equal(by_numba, digest.tiles(chunk, wire, 3, 5, by="numpy"))
+
+
+samples = st.integers(2, 9).flatmap(
+    lambda every: st.builds(Sample, every=st.just(every), offset=st.integers(0, every - 1))
+)
+
+
+@given(st.integers(0, 40), st.integers(1, 300), samples)
+def test_a_sample_is_some_of_the_tiles(start: int, tokens: int, sample: Sample) -> None:
+    wire, chunk = content(tokens), Chunk(start, start + tokens)
+    all_of_them = digest.tiles(chunk, wire, 2, 1)
+    some = digest.tiles(chunk, wire, 2, 1, sample=sample)
+    sums = np.indices(some.shape).sum(axis=0) + 2 + 1 + start // TILE + sample.offset
+    np.testing.assert_array_equal(some, np.where(sums % sample.every == 0, all_of_them, 0))
+
+
+@given(samples, st.integers(0, 50), st.sampled_from(["tile", "head", "layer"]))
+def test_no_run_of_wrong_tiles_slips_through(sample: Sample, first: int, along: str) -> None:
+    every = sample.every
+    shape = {"tile": (1, 2, 1, every), "head": (1, 2, every, 1), "layer": (every, 2, 1, 1)}[along]
+    wire = np.zeros((*shape[:3], shape[3] * TILE, DIM), np.uint16)
+    tiles = digest.tiles(Chunk(first * TILE, (first + shape[3]) * TILE), wire, first, first, sample=sample)
+    assert (np.count_nonzero(tiles, axis=(0, 2, 3)) == 1).all()  # one of K and one of V
+
+
+@given(samples)
+def test_a_part_has_the_sample_of_the_whole(sample: Sample) -> None:
+    wire = content(100)
+    whole = digest.tiles(Chunk(0, 100), wire, sample=sample)
+    part = np.ascontiguousarray(wire[1:, :, 1:, 32:])
+    got = digest.tiles(Chunk(32, 100), part, first_layer=1, first_head=1, sample=sample)
+    np.testing.assert_array_equal(got, whole[1:, :, 1:, 2:])
 
 
 def test_known_values() -> None:

@@ -338,6 +338,41 @@ def test_the_state_after_other_tokens_is_not_loaded(start: Start, begin: int, st
     a, b = (start(Shape((FULL, STATE)), role, seed) for seed, role in enumerate(("prefill", "decode")))
     reason = refused(a, b, begin, stop)
     assert (reason.code, reason.field, reason.ours, reason.theirs) == ("contract_refused", "tokens", "101", str(stop))
+    assert f"hand over {stop} tokens" in reason.remedy
+
+
+@pytest.mark.parametrize("tokens", [100, 96, 101])
+def test_the_state_of_as_many_tokens_as_are_handed_over(start: Start, tokens: int) -> None:
+    """An engine that computes the last token of 101 itself goes on from the state after 100; any number will do."""
+    a, b = (start(Shape((FULL, STATE)), role, seed) for seed, role in enumerate(("prefill", "decode")))
+    tables = [[5, 2, 9, 0, 7, 11, 3], [13]], [[3, 1, 8, 6, 2, 12, 4], [4]]
+    hand_over(a, b, tokens, *tables)
+    for index, stop in ((0, tokens), (1, 1)):
+        ours, theirs = (
+            read(side.held[0], index, table[index], 0, stop) for side, table in zip((a, b), tables, strict=True)
+        )
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("steps", [(48, 101), (101,)])
+def test_a_state_that_prefill_has_gone_past(start: Start, steps: tuple[int, ...]) -> None:
+    """It is overwritten in its block, so it is not staged for the one it was; the claim that waits is told why."""
+    a, b = (start(Shape((FULL, STATE)), role, seed) for seed, role in enumerate(("prefill", "decode")))
+    ticket = tickets.issue(tickets.new_handoff(), a.contract, b.contract, agree(a.contract, b.contract), 20_000)
+    tables = [[5, 2, 9, 0, 7, 11, 3], [13]]
+    before = read(b.held[0], 1, [4], 0, 1)
+    a.open(ticket, 100)
+    b.load(ticket, [[3, 1, 8, 6, 2, 12, 4], [4]], 0, 100)
+    for computed in steps:
+        a.fill(ticket, tables, computed)
+    (outcome,) = b.ended()
+    reason = outcome.reason
+    assert reason is not None
+    assert (reason.code, reason.field, reason.ours, reason.theirs) == ("handoff_failed", "tokens", "101", "100")
+    a.quiet()
+    b.quiet()
+    assert (a.states(ticket), b.states(ticket)) == (["failed"], ["failed"])
+    np.testing.assert_array_equal(read(b.held[0], 1, [4], 0, 1), before)
 
 
 def test_a_window_that_is_not_kept_any_more(start: Start) -> None:

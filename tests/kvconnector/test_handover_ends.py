@@ -574,6 +574,55 @@ def test_a_wrong_chunk_is_never_scattered(pair: Pair) -> None:
     assert pair.consumer.record(ticket).tokens == 0  # type: ignore[union-attr]
 
 
+SAMPLED = {"every": 8, "chunk": 1 << 20, "staging": 4 << 20}
+
+
+def first_of_layer(layer: int, token: int) -> int:
+    """K, head 0, dim 0, in a chunk of all tokens."""
+    return (layer * 4 * TOKENS + token) * 32
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_a_sampled_tile_is_verified_and_others_are_not(
+    make: Make, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    """Of layer 1, the tile 2 of K and head 0: its numbers add up to 3."""
+    monkeypatch.setattr("deeplink.kvconnector.consumer.secrets.randbelow", lambda every: offset)
+    pair = make(producer=SAMPLED, consumer=SAMPLED)
+    before = snapshot(pair)
+    pair.producer.transport.meddle = flip(0, first_of_layer(1, 37))
+    ticket, _ = start(pair)
+    if offset == 5:
+        reason = failed(pair)
+        assert (reason.code, reason.field) == ("digest_mismatch", "digest")
+        assert "layer 1, k, head 0, tile 2 " in reason.message
+        pair.quiet()
+        assert untouched(pair, before)
+    else:
+        assert pair.outcome().reason is None
+        got, expected = read(pair.consumer.cache, THEIRS, 0, TOKENS), read(pair.producer.cache, OURS, 0, TOKENS)
+        assert np.argwhere(got != expected).tolist() == [[1, 0, 0, 37, 0]]
+        sent, loaded = pair.settle(ticket, "drained", "loaded")
+        assert sent is not None
+        assert loaded is not None
+        assert sent.digest == loaded.digest != ""
+
+
+def test_a_sample_is_another_for_every_load(make: Make) -> None:
+    """What is wrong in one tile each time is found in the end."""
+    pair = make(producer=SAMPLED, consumer=SAMPLED)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        pair.producer.transport.meddle = flip(0, first_of_layer(1, 37))
+        start(pair)
+        outcome = pair.outcome()
+        pair.quiet()
+        if outcome.reason is not None:
+            assert outcome.reason.code == "digest_mismatch"
+            return
+    raise AssertionError("never found")
+
+
 def test_without_verification_a_flipped_bit_passes(make: Make) -> None:
     pair = make(consumer={"verify": False})
     pair.producer.transport.meddle = flip(0, 0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -142,13 +142,18 @@ class Engine:
         chunk: int = 64 << 10,
         transport: type[TcpTransport] = TcpTransport,
         epoch: str = "",
+        kept: Callable[[Cache], Cache] = lambda cache: cache,
     ) -> Engine:
+        """`kept` says how the engine holds its caches, which are made in host memory."""
         epoch = epoch or f"{role}-{tickets.new_handoff()}"
         whole = shape.contract(role, epoch, casts)
         settings = Settings("127.0.0.1", staging, chunk, True)
         held, endpoints, ranks = [], [], []
         for place, rank in enumerate(shape.ranks()):
-            groups = shape.hold(rank, seed)
+            groups = tuple(
+                replace(group, values=kept(group.values), scales=group.scales and kept(group.scales))
+                for group in shape.hold(rank, seed)
+            )
 
             def state(channel: str, addresses: dict[str, str], rank: Rank = rank) -> Contract:
                 mine = msgspec.structs.replace(rank, channel=channel, transports=addresses)

@@ -119,3 +119,20 @@ def test_a_model_that_is_none(tmp_path: Any) -> None:
     result = CliRunner().invoke(main, ["demo", "--once", "--model", str(tmp_path)])
     assert result.exit_code == 1
     assert "config.json" in result.stderr
+
+
+def test_each_engine_has_its_version_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[demo.Options] = []
+
+    @contextmanager
+    def running(options: demo.Options, *_: Any) -> Iterator[Running]:
+        given.append(options)
+        with fake_stack(Script()) as stack:
+            yield Running(stack, ())
+
+    monkeypatch.setattr(demo, "running", running)
+    assert CliRunner().invoke(main, ["demo", "--once", "--prefill-version", "0.27.1"]).exit_code == 0
+    assert (given[0].prefill_version, given[0].decode_version) == ("0.27.1", "0.32.0")
+    refused = CliRunner().invoke(main, ["demo", "--once", "--decode-version", "0.28.0"])
+    assert refused.exit_code == 2
+    assert "0.29.0" in refused.output

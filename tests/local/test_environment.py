@@ -13,7 +13,7 @@ import pytest
 
 from deeplink.errors import LocalError
 from deeplink.local import cache, environment
-from deeplink.local.environment import VLLM_CPU, Lock
+from deeplink.local.environment import SGLANG_CPU, VLLM_CPU, VLLM_CPU_LOCKS, Lock
 
 HERE = (sys.version_info.major, sys.version_info.minor)
 
@@ -95,12 +95,34 @@ def test_no_python_for_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         environment.interpreter(((3, 99),))
 
 
-def test_the_vllm_lock_is_complete_and_only_names_and_versions() -> None:
-    lines = [line for line in VLLM_CPU.file.read_text().splitlines() if not line.startswith("#")]
+@pytest.mark.parametrize("version", VLLM_CPU_LOCKS)
+def test_the_vllm_locks_are_complete_and_only_names_and_versions(version: str) -> None:
+    lock = VLLM_CPU_LOCKS[version]
+    lines = [line for line in lock.file.read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+]+", line) for line in lines)
     names = {line.partition("==")[0].lower() for line in lines}
-    assert VLLM_CPU.first in lines
+    assert lock.first in lines
+    assert f"vllm-cpu=={version}" in lines
     # Beside vLLM: the conversion of the model, the baseline of the benchmarks, what deeplink imports.
-    assert {"vllm-cpu", "torch", "gguf", "accelerate", "nixl", "nixl-cu12"} <= names
+    assert {"torch", "gguf", "accelerate", "nixl", "nixl-cu12"} <= names
     assert {"aiohttp", "click", "msgspec", "numpy", "pluggy", "pydantic", "rich", "xxhash"} <= names
     assert not names & {"torchvision", "torchaudio", "torchcodec", "triton", "vllm", "deeplink"}
+
+
+def test_the_default_is_the_newest() -> None:
+    assert list(VLLM_CPU_LOCKS)[-1] == environment.DEFAULT
+    assert VLLM_CPU_LOCKS[environment.DEFAULT] is VLLM_CPU
+
+
+def test_the_versions_run_on_one_torch() -> None:
+    assert len({lock.first for lock in VLLM_CPU_LOCKS.values()}) == 1
+
+
+def test_the_sglang_lock_is_complete_and_only_names_and_versions() -> None:
+    lines = [line for line in SGLANG_CPU.file.read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+]+", line) for line in lines)
+    names = {line.partition("==")[0].lower() for line in lines}
+    assert SGLANG_CPU.first in lines
+    assert {"sglang", "torch", "transformers"} <= names
+    assert {"aiohttp", "click", "msgspec", "numpy", "pluggy", "pydantic", "rich", "xxhash"} <= names
+    assert not names & {"sglang-kernel", "flashinfer-python", "smg-grpc-servicer", "deeplink"}

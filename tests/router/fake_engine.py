@@ -108,7 +108,9 @@ class FakeEngine:
     polls: int = 0
     held: int = 0
     kind: str = "deeplink"
+    declared: dict[str, Any] = field(default_factory=dict)
     well: bool = True
+    model: str = ""
     health_headers: list[CIMultiDict[str]] = field(default_factory=list)
     others: dict[str, Any] = field(default_factory=dict)
     _runners: list[web.AppRunner] = field(default_factory=list)
@@ -198,7 +200,8 @@ class FakeEngine:
 
     async def _models(self, request: web.Request) -> web.Response:
         self.listings.append(request.headers.copy())
-        return web.json_response({"object": "list", "data": [{"id": f"model of {self.name}", "object": "model"}]})
+        model = {"id": self.model or f"model of {self.name}", "object": "model"}
+        return web.json_response({"object": "list", "data": [model]})
 
     async def _contract(self, request: web.Request) -> web.Response:
         self._check(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -71,12 +71,17 @@ def pair(**group: Any) -> tuple[FakeEngine, FakeEngine]:
 
 
 @asynccontextmanager
-async def router(*engines: FakeEngine, patience: float = 30.0, **section: Any) -> AsyncIterator[Rig]:
+async def router(
+    *engines: FakeEngine, patience: float = 30.0, routes: Sequence[dict[str, Any]] = (), **section: Any
+) -> AsyncIterator[Rig]:
     """A router that knows these engines, which run already."""
     config = configs.parse(
         {
             "router": {"port": 0, "poll": 0.1} | section,
-            "engines": [{"name": e.name, "url": e.url, "control": e.control, "kind": e.kind} for e in engines],
+            "engines": [
+                {"name": e.name, "url": e.url, "control": e.control, "kind": e.kind} | e.declared for e in engines
+            ],
+            "routes": list(routes),
         },
         "test",
     )

@@ -14,6 +14,8 @@ from deeplink.router import body as bodies
 
 TICKET = "dGlja2V0"
 PART = {"deeplink": {"side": "consume", "ticket": TICKET}}
+CONSUME = {bodies.PARAMS: PART}
+PRODUCE = {bodies.PARAMS: bodies.params("produce", TICKET)}
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 values = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
@@ -43,7 +45,7 @@ def test_decode_is_the_clients_bytes_with_one_member_in_front(
     raw = space + encode(fields, style) + space
     body = bodies.parse(raw)
     assert body.raw is raw
-    made = bodies.decode(body, TICKET)
+    made = bodies.decode(body, CONSUME)
     assert json.loads(made) == fields | {"kv_transfer_params": PART}
     start = raw.index(b"{") + 1
     assert made.startswith(raw[:start] + b'"kv_transfer_params":')
@@ -59,7 +61,7 @@ def test_a_clients_own_params_never_get_through(
     items.insert(at % (len(items) + 1), ("kv_transfer_params", own))
     body = bodies.parse(encode(dict(items), style))
     assert json.loads(body.raw) == fields
-    assert json.loads(bodies.decode(body, TICKET)) == fields | {"kv_transfer_params": PART}
+    assert json.loads(bodies.decode(body, CONSUME)) == fields | {"kv_transfer_params": PART}
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,8 @@ def test_a_clients_own_params_never_get_through(
 def test_stripping_is_decided_on_the_parsed_body(raw: bytes) -> None:
     body = bodies.parse(raw)
     assert json.loads(body.raw) == {"prompt": "x"}
-    assert json.loads(bodies.decode(body, TICKET)) == {"prompt": "x", "kv_transfer_params": PART}
-    prefill = json.loads(bodies.prefill(body, TICKET, chat=False))
+    assert json.loads(bodies.decode(body, CONSUME)) == {"prompt": "x", "kv_transfer_params": PART}
+    prefill = json.loads(bodies.prefill(body, PRODUCE, chat=False))
     assert prefill["kv_transfer_params"] == bodies.params("produce", TICKET)
 
 
@@ -91,7 +93,7 @@ def test_params_hidden_in_vllm_xargs_are_removed() -> None:
 
 
 def test_an_empty_object_stays_json() -> None:
-    assert json.loads(bodies.decode(bodies.parse(b" { } "), TICKET)) == {"kv_transfer_params": PART}
+    assert json.loads(bodies.decode(bodies.parse(b" { } "), CONSUME)) == {"kv_transfer_params": PART}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_prefill_asks_for_one_token_and_no_stream() -> None:
         "seed": 7,
         "unknown_field": {"a": [1]},
     }
-    assert json.loads(bodies.prefill(bodies.parse(text(fields)), TICKET, chat=False)) == {
+    assert json.loads(bodies.prefill(bodies.parse(text(fields)), PRODUCE, chat=False)) == {
         "model": "m",
         "prompt": "x",
         "max_tokens": 1,
@@ -150,15 +152,15 @@ def test_prefill_asks_for_one_token_and_no_stream() -> None:
     ],
 )
 def test_prefill_uses_the_limit_the_client_used(chat: bool, given_limits: dict[str, int], made: dict[str, int]) -> None:
-    fields = json.loads(bodies.prefill(bodies.parse(text(given_limits)), TICKET, chat=chat))
+    fields = json.loads(bodies.prefill(bodies.parse(text(given_limits)), PRODUCE, chat=chat))
     assert {name: value for name, value in fields.items() if name.startswith("max")} == made
 
 
 def test_making_bodies_leaves_the_clients_alone() -> None:
     body = bodies.parse(text({"prompt": "x", "max_tokens": 9, "n": 1}))
     before = dict(body.fields)
-    bodies.prefill(body, TICKET, chat=False)
-    bodies.decode(body, TICKET)
+    bodies.prefill(body, PRODUCE, chat=False)
+    bodies.decode(body, CONSUME)
     assert body.fields == before
 
 

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from deeplink.errors import NoEngine, Overloaded, Refused
 from deeplink.kvconnector.negotiate import negotiate
-from deeplink.router.choice import Engine, Pair, Pick, Plain, Shut, choose, readers, table
+from deeplink.router.choice import Pair, Pick, Plain, Shut, choose, readers, table
+from deeplink.router.engine import Engine
 from deeplink.router.policy import Work
 
 from .fake_engine import make_contract
@@ -43,6 +45,16 @@ def test_a_pair_that_agrees_is_taken() -> None:
     assert isinstance(choice, Pair)
     assert names(choice) == ("p", "d")
     assert choice.agreement.exact
+
+
+def test_engines_that_serve_nothing_alone_get_what_is_handed_over_and_what_generates_nothing() -> None:
+    contract = msgspec.structs.replace(make_contract("decode"), alone=False)
+    engines = engine("p", "prefill"), replace(engine("d", "decode"), contract=contract)
+    assert names(pick(*engines, generates=True)) == ("p", "d")
+    assert names(pick(*engines, handoff=False)) == ("d",)
+    with pytest.raises(NoEngine, match="by itself"):
+        pick(*engines, handoff=False, generates=True)
+    assert names(pick(*engines, engine("e", "decode"), handoff=False, generates=True)) == ("e",)
 
 
 def test_who_prefills_is_picked_first_then_who_decodes_for_it() -> None:
@@ -174,7 +186,7 @@ def test_engines_that_do_both_serve_each_on_its_own() -> None:
 
 
 def test_plain_engines_hand_nothing_over() -> None:
-    plain = replace(engine("x"), plain=True)
+    plain = replace(engine("x"), kind="plain")
     assert (plain.role, plain.consumes, plain.produces) == ("both", True, False)
     assert names(pick(plain, engine("p", "prefill"), engine("d", "decode"))) == ("p", "d")
     assert names(pick(plain, engine("p", "prefill"), engine("d", "decode"), handoff=False)) == ("x",)

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from deeplink.router.parts import ADMISSION
 
-from .fake_engine import CHUNKS, FakeEngine, answers, cut_short, dies, make_contract, stream
-from .rig import Rig, check, rig, until
+from .fake_engine import CHUNKS, FakeEngine, answers, cut_short, dies, make_contract, running, stream
+from .fake_kinds import KINDS, Cache, Kin
+from .rig import Rig, check, rig, router, until
 
 DEADLINE = 1.5
 Outcome = Literal["well", "400", "500", "503", "dies", "empty", "cut", "torn stream", "silent"]
 OUTCOMES: list[Outcome] = ["well", "well", "well", "400", "500", "503", "dies", "empty", "cut", "torn stream", "silent"]
+WELL: list[Outcome] = ["well"] * 8
 CODES = {"prefill_failed", "decode_failed", "no_engine", "overloaded", "peer_gone", "ticket_refused", None}
 
 
@@ -123,6 +125,65 @@ def test_every_order_of_events(
                     judge(task.result(), streamed)
             event(f"left={left}")
             await nothing_is_left(route, made)
+
+    check(test)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(KINDS),
+    st.lists(st.lists(st.sampled_from([*OUTCOMES, *WELL]), min_size=1, max_size=3), min_size=4, max_size=4),
+    st.permutations(STEPS),
+    st.integers(0, len(STEPS)),
+    st.sampled_from(["sequential", "together"]),
+    st.booleans(),
+    st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]),
+    st.integers(1, 3),
+)
+def test_every_order_of_events_at_engines_of_other_kinds(
+    kind: str,
+    scripts: list[list[Outcome]],
+    steps: list[str],
+    cut: int,
+    dispatch: str,
+    streamed: bool,
+    sizes: tuple[int, int],
+    clients: int,
+) -> None:
+    """As above. What was kept is read once or freed, nothing is read twice, and nobody prefills by itself."""
+
+    async def test() -> None:
+        names = [f"p{n}" for n in range(sizes[0])] + [f"d{n}" for n in range(sizes[1])]
+        cache = Cache()
+        kin = {name: Kin(name, kind, cache, list(script)) for name, script in zip(names, scripts, strict=False)}
+        engines = [one.engine for one in kin.values()]
+        async with running(*engines):
+            for one in kin.values():
+                one.point_at_itself()
+            async with router(*engines, deadline=DEADLINE, dispatch=dispatch, queue_seconds=0.5) as route:
+                ask = {"prompt": "x", "stream": streamed}
+                tasks = [asyncio.create_task(route.complete(ask)) for _ in range(clients)]
+                for number, step in enumerate(steps):
+                    if number == cut:
+                        for one in kin.values():
+                            one.open.set()
+                    if step in kin:
+                        kin[step].open.set()
+                    elif step == "leave" and number < cut:
+                        tasks[0].cancel()
+                    await asyncio.sleep(0.01)
+                for one in kin.values():
+                    one.open.set()
+                done, late = await asyncio.wait(tasks, timeout=DEADLINE + 3)
+                assert not late, "a request did not end"
+                for task in done:
+                    if not task.cancelled():
+                        judge(task.result(), streamed)
+                event(kind)
+                await until(lambda: route.app[ADMISSION].load.idle)
+                await until(lambda: all(call.cancelled or call.over for one in kin.values() for call in one.requests))
+                await until(lambda: not cache.kept)
+                assert not cache.wrong
 
     check(test)
 

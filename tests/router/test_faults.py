@@ -12,8 +12,9 @@ import pytest
 
 from deeplink.router.parts import ADMISSION
 
-from .fake_engine import CHUNKS, FakeEngine, make_contract
-from .rig import Got, Rig, rig, until
+from .fake_engine import CHUNKS, FakeEngine, make_contract, running
+from .fake_kinds import KINDS, Cache, Kin
+from .rig import Got, Rig, rig, router, until
 
 REQUESTS, AT_A_TIME, DEADLINE = 1000, 16, 3.0
 
@@ -78,3 +79,41 @@ def test_engines_killed_at_random(kind: str, dispatch: str) -> None:
     asyncio.run(asyncio.wait_for(test(), 55))
     assert sum(ends.values()) == REQUESTS
     assert ends["well"] > 0.8 * REQUESTS, ends
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_engines_of_other_kinds_killed_at_random(kind: str) -> None:
+    """What a killed engine kept is gone with it, and what it was to read ends at the other by a time limit of its own;
+    so only the requests' ends are looked at, and that nothing is read twice."""
+    dice = random.Random(kind)
+    cache = Cache()
+    kin = [Kin(name, kind, cache) for name in ("p0", "p1", "d0", "d1")]
+    engines = [one.engine for one in kin]
+    ends: Counter[str] = Counter()
+
+    async def client(route: Rig, numbers: list[int]) -> None:
+        while numbers:
+            streamed = numbers.pop() % 2 == 0
+            began = time.monotonic()
+            got = await route.complete({"prompt": "x", "stream": streamed})
+            assert time.monotonic() - began < DEADLINE + 2
+            ends[judge(got, streamed)] += 1
+
+    async def test() -> None:
+        section = {"deadline": DEADLINE, "poll": 0.05, "breaker_seconds": 0.1}
+        async with running(*engines):
+            for one in kin:
+                one.point_at_itself()
+                one.open.set()
+            async with router(*engines, **section) as route:
+                over = asyncio.Event()
+                killer = asyncio.create_task(kill(engines, dice, over))
+                numbers = list(range(300))
+                await asyncio.gather(*(client(route, numbers) for _ in range(AT_A_TIME)))
+                over.set()
+                await killer
+                await until(lambda: route.app[ADMISSION].load.idle)
+        assert not [wrong for wrong in cache.wrong if "second time" in wrong or "by itself" in wrong]
+
+    asyncio.run(asyncio.wait_for(test(), 55))
+    assert ends["well"] > 0.6 * 300, ends

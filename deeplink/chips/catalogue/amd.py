@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Pci, Profile, Served, Tool, Vendor
+from deeplink.chips.profile import Named, Pci, Profile, Served, Tool, Vendor
 
 VENDOR = Vendor(
     name="AMD",
@@ -27,6 +27,8 @@ VENDOR = Vendor(
         ),
     ),
     sources=(of.PCI_IDS, of.GPUSTACK),
+    resource=Named("amd.com/gpu", of.GPUSTACK),
+    visible=Named("HIP_VISIBLE_DEVICES", of.GPUSTACK),
     drivers=("amdgpu",),
 )
 
@@ -48,6 +50,7 @@ SERVED = (
         (16, 32),
         (*_HALVES, *_FLOAT8),
         "by attention backend and element size; planes before 0.32 too",
+        Named("vllm/vllm-openai-rocm:v0.32.0", of.VLLM_DOCS),
     ),
     Served(
         "SGLang",

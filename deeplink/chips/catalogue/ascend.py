@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Figure, Link, Pci, Profile, Rates, Served, Tool, Vendor
+from deeplink.chips.profile import Figure, Link, Named, Pci, Profile, Rates, Served, Tool, Vendor
 
 HALVES = ("bfloat16", "float16")
 
@@ -15,10 +15,13 @@ VENDOR = Vendor(
     nodes=r"/dev/davinci\d+",
     tools=(Tool(("npu-smi", "info"), output.npu_smi, of.NOTES, ("/usr/local/sbin",)),),
     sources=(of.PCI_IDS, of.GPUSTACK, of.ZSTACK),
+    resource=Named("huawei.com/Ascend910", of.NOTES),
+    visible=Named("ASCEND_RT_VISIBLE_DEVICES", of.GPUSTACK),
     control=("/dev/davinci_manager", "/dev/davinci_manager_docker"),
     version_files=(("usr/local/Ascend/driver/version.info", r"(?m)^Version=(\S+)"),),
 )
 
+_IMAGE = Named("quay.io/ascend/vllm-ascend", of.VLLM_ASCEND)
 _VLLM_HAD = "`pip install vllm-ascend` beside vLLM of the same version, with CANN and torch-npu; or its images"
 _SGLANG = Served(
     "SGLang",
@@ -46,6 +49,7 @@ _VLLM = Served(
     ("vllm-ascend-910", "vllm-ascend-910-mla"),
     (128,),
     HALVES,
+    image=_IMAGE,
 )
 
 PROFILES = (
@@ -104,8 +108,10 @@ PROFILES = (
                 ("vllm-ascend-310p",),
                 (128, 64),
                 ("float16",),
+                image=_IMAGE,
             ),
         ),
+        resource=Named("huawei.com/Ascend310P", of.NOTES),
         note="Atlas 300I. A Duo card is two chips at one address on the bus. LMDeploy refuses any Ascend but the 910.",
     ),
 )

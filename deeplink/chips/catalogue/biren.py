@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Figure, Link, Profile, Rates, Served, Tool, Vendor
+from deeplink.chips.profile import Figure, Link, Named, Profile, Rates, Served, Tool, Vendor
 
 VENDOR = Vendor(
     name="Biren",
@@ -15,6 +15,7 @@ VENDOR = Vendor(
     control=("/dev/biren-m",),
     tools=(Tool(("brsmi", "gpu", "--query-gpu=index,name", "--format=csv,noheader"), output.names_csv, of.NOTES),),
     sources=(of.HAMI, of.NOTES),
+    resource=Named("birentech.com/gpu", of.HAMI),
 )
 
 _UNKNOWN = "the layout is not known"

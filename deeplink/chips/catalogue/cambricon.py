@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Pci, Profile, Served, Tool, Vendor
+from deeplink.chips.profile import Named, Pci, Profile, Served, Tool, Vendor
 
 VENDOR = Vendor(
     name="Cambricon",
@@ -14,6 +14,8 @@ VENDOR = Vendor(
     control=("/dev/cambricon_ctl",),
     tools=(Tool(("cnmon",), output.cnmon, of.NOTES),),
     sources=(of.PCI_IDS, of.GPUSTACK, of.NOTES),
+    resource=Named("cambricon.com/mlu", of.GPUSTACK),
+    visible=Named("MLU_VISIBLE_DEVICES", of.GPUSTACK),
 )
 
 _SERVED = (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Profile, Served
+from deeplink.chips.profile import Named, Profile, Served
 
 _HAD = "vLLM's builds for CPUs"
+_IMAGE = Named("vllm/vllm-openai-cpu:v0.32.0", of.VLLM_DOCS)
 _SIZES = (128, 32, 64, 96)
 
 PROFILES = (
@@ -23,6 +24,7 @@ PROFILES = (
                 _SIZES,
                 ("bfloat16", "float16", "float32"),
                 "bf16 is packed for AMX, fp16 and fp32 are not",
+                _IMAGE,
             ),
         ),
         dtypes=("bfloat16", "float16", "float32", "int8"),
@@ -34,7 +36,18 @@ PROFILES = (
         name="cpu-x86",
         title="CPU, x86",
         vendor=None,
-        served=(Served("vLLM", "", _HAD, of.VLLM_CPU, ("vllm-cpu-vec",), _SIZES, ("bfloat16", "float16", "float32")),),
+        served=(
+            Served(
+                "vLLM",
+                "",
+                _HAD,
+                of.VLLM_CPU,
+                ("vllm-cpu-vec",),
+                _SIZES,
+                ("bfloat16", "float16", "float32"),
+                image=_IMAGE,
+            ),
+        ),
         cpu=("x86",),
         note="Rates are to be measured on the host.",
     ),
@@ -42,7 +55,7 @@ PROFILES = (
         name="cpu-arm",
         title="CPU, Arm",
         vendor=None,
-        served=(Served("vLLM", "", _HAD, of.VLLM_CPU, note="its packing for NEON is not known"),),
+        served=(Served("vLLM", "", _HAD, of.VLLM_CPU, note="its packing for NEON is not known", image=_IMAGE),),
         cpu=("arm",),
         note="Rates are to be measured on the host.",
     ),

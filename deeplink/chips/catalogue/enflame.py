@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Figure, Link, Pci, Profile, Rates, Served, Tool, Vendor
+from deeplink.chips.profile import Figure, Link, Named, Pci, Profile, Rates, Served, Tool, Vendor
 
 VENDOR = Vendor(
     name="Enflame",
@@ -13,6 +13,7 @@ VENDOR = Vendor(
     nodes=r"/dev/gcu\d+",
     tools=(Tool(("efsmi", "-q"), output.efsmi, of.ZSTACK),),
     sources=(of.PCI_IDS, of.ZSTACK, of.NOTES),
+    resource=Named("enflame.com/gcu", of.HAMI),
     drivers=("enflame",),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Figure, Pci, Profile, Rates, Served, Tool, Vendor
+from deeplink.chips.profile import Figure, Named, Pci, Profile, Rates, Served, Tool, Vendor
 
 VENDOR = Vendor(
     name="Hygon",
@@ -21,6 +21,8 @@ VENDOR = Vendor(
         ),
     ),
     sources=(of.PCI_IDS, of.GPUSTACK),
+    resource=Named("hygon.com/dcu", of.GPUSTACK),
+    visible=Named("HIP_VISIBLE_DEVICES", of.GPUSTACK),
     drivers=("hycu", "hydcu"),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Figure, Link, Profile, Rates, Served, Tool, Vendor
+from deeplink.chips.profile import Figure, Link, Named, Profile, Rates, Served, Tool, Vendor
 
 VENDOR = Vendor(
     name="Iluvatar CoreX",
@@ -20,6 +20,8 @@ VENDOR = Vendor(
         ),
     ),
     sources=(of.PCI_IDS, of.GPUSTACK, of.ZSTACK),
+    resource=Named("iluvatar.com/gpu", of.GPUSTACK),
+    visible=Named("CUDA_VISIBLE_DEVICES", of.GPUSTACK),
     control=("/dev/itrctl",),
     drivers=("iluvatar",),
 )

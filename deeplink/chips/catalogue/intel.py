@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Pci, Profile, Served, Tool, Vendor
+from deeplink.chips.profile import Named, Pci, Profile, Served, Tool, Vendor
 
 VENDOR = Vendor(
     name="Intel",
@@ -18,7 +18,12 @@ VENDOR = Vendor(
 
 _SERVED = (
     Served(
-        "vLLM", "", "vLLM's images for XPU, or from source", of.VLLM_DOCS, note="the layout is not in the catalogue"
+        "vLLM",
+        "",
+        "vLLM's images for XPU, or from source",
+        of.VLLM_DOCS,
+        note="the layout is not in the catalogue",
+        image=Named("vllm/vllm-openai-xpu", of.VLLM_DOCS),
     ),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Figure, Link, Pci, Profile, Rates, Served, Tool, Vendor
+from deeplink.chips.profile import Figure, Link, Named, Pci, Profile, Rates, Served, Tool, Vendor
 
 HALVES = ("bfloat16", "float16")
 
@@ -16,6 +16,8 @@ VENDOR = Vendor(
     control=("/dev/mxcd",),
     tools=(Tool(("mx-smi",), output.mx_smi, of.NOTES, ("/opt/mxdriver/bin",)),),
     sources=(of.PCI_IDS, of.GPUSTACK),
+    resource=Named("metax-tech.com/gpu", of.GPUSTACK),
+    visible=Named("CUDA_VISIBLE_DEVICES", of.GPUSTACK),
     drivers=("metax",),
 )
 
@@ -29,6 +31,7 @@ _SERVED = (
         (16, 32, 64, 128, 256),
         HALVES,
         "packed with FlashAttention, K and V in the block with FlashInfer",
+        Named("cr.metax-tech.com/public-ai-release/maca/vllm-metax", of.VLLM_METAX),
     ),
     Served(
         "LMDeploy",

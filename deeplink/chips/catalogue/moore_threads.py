@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Figure, Link, Pci, Profile, Rates, Served, Tool, Vendor
+from deeplink.chips.profile import Figure, Link, Named, Pci, Profile, Rates, Served, Tool, Vendor
 
 VENDOR = Vendor(
     name="Moore Threads",
@@ -13,6 +13,8 @@ VENDOR = Vendor(
     nodes=r"/dev/mtgpu\.?\d+",
     tools=(Tool(("mthreads-gmi", "--query", "--json"), output.mthreads_gmi, of.NOTES),),
     sources=(of.PCI_IDS, of.GPUSTACK, of.NOTES),
+    resource=Named("mthreads.com/gpu", of.GPUSTACK),
+    visible=Named("MUSA_VISIBLE_DEVICES", of.GPUSTACK),
     drivers=("mtgpu",),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Figure, Link, Pci, Profile, Rates, Served, Source, Tool, Vendor
+from deeplink.chips.profile import Figure, Link, Named, Pci, Profile, Rates, Served, Source, Tool, Vendor
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 HALVES = ("bfloat16", "float16")
@@ -23,6 +23,8 @@ VENDOR = Vendor(
         ),
     ),
     sources=(of.PCI_IDS, of.GPUSTACK),
+    resource=Named("nvidia.com/gpu", of.GPUSTACK),
+    visible=Named("CUDA_VISIBLE_DEVICES", of.GPUSTACK),
     drivers=("nvidia",),
 )
 
@@ -36,6 +38,7 @@ SERVED = (
         (16, 32, 64, 128),
         (*HALVES, *FLOAT8, "uint8[fp8_ds_mla]"),
         "by attention backend and VLLM_KV_CACHE_LAYOUT; K and V outermost before RFC 42082",
+        Named("vllm/vllm-openai:v0.32.0", of.VLLM_DOCS),
     ),
     Served(
         "SGLang",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deeplink.chips import output
 from deeplink.chips import sources as of
-from deeplink.chips.profile import Figure, Link, Profile, Rates, Served, Tool, Vendor
+from deeplink.chips.profile import Figure, Link, Named, Profile, Rates, Served, Tool, Vendor
 
 VENDOR = Vendor(
     name="Alibaba T-Head",
@@ -19,6 +19,8 @@ VENDOR = Vendor(
         ),
     ),
     sources=(of.PCI_IDS, of.GPUSTACK),
+    resource=Named("alibabacloud.com/ppu", of.GPUSTACK),
+    visible=Named("CUDA_VISIBLE_DEVICES", of.GPUSTACK),
     control=("/dev/alixpu", "/dev/alixpu_ctl"),
 )
 

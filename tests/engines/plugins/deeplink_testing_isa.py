@@ -27,10 +27,11 @@ def install() -> None:
 
 def _emulate() -> None:
     from vllm import _custom_ops as ops
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadataBuilder
 
     compute = ops.cpu_attention_with_kv_cache
-    set_isa = CPUAttentionMetadataBuilder._set_isa_to_layers
+    set_isa = getattr(CPUAttentionMetadataBuilder, "_set_isa_to_layers", None)
+    make = CPUAttentionBackendImpl.__init__
 
     def pack_amx(self: CPUAttentionMetadataBuilder, layer_names: list[str]) -> None:
         # The layer's ISA chooses how the cache is written, the builder's how attention is scheduled.
@@ -38,6 +39,12 @@ def _emulate() -> None:
         self.isa = "amx"
         set_isa(self, layer_names)
         self.isa = "vec"
+
+    def make_amx(self: CPUAttentionBackendImpl, *arguments, **options) -> None:  # type: ignore[no-untyped-def]
+        # Before 0.29 the implementation decides for itself how the cache is written.
+        make(self, *arguments, **options)
+        assert self.isa == "vec"
+        self.isa = "amx"
 
     def unpack(key_cache, value_cache, block_table):  # type: ignore[no-untyped-def]
         used = block_table.unique().long()
@@ -55,5 +62,8 @@ def _emulate() -> None:
         key, value = unpack(arguments["key_cache"], arguments["value_cache"], arguments["block_table"])
         compute(**{**arguments, "key_cache": key, "value_cache": value})
 
-    CPUAttentionMetadataBuilder._set_isa_to_layers = pack_amx
+    if set_isa is None:
+        CPUAttentionBackendImpl.__init__ = make_amx
+    else:
+        CPUAttentionMetadataBuilder._set_isa_to_layers = pack_amx
     ops.cpu_attention_with_kv_cache = attention

@@ -1,4 +1,4 @@
-"""A model whose layers do not all keep the same tokens."""
+"""Engines of unlike tensor-parallel sizes, and a model whose layers do not all keep the same tokens."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ from matrix import Matrix
 LENGTHS = [1, 5, 64, 65, 130, 300, 900]
 
 
+@pytest.fixture(scope="module", params=["four-heads", "one-head"])
+def unequal(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[tuple[Running, Running]]:
+    """One rank and two; with one KV head each of the two has a copy of it."""
+    model = fleet.tiny(str(request.param))
+    one = fleet.prepare(f"{request.param}-tp1", "both", model=model, block_size=64, kv_mib=64)
+    two = fleet.prepare(
+        f"{request.param}-tp2", "both", model=model, block_size=128, kv_mib=64, flags=("--tensor-parallel-size", "2")
+    )
+    fleet.start(one, two)
+    yield one, two
+    one.process.stop()
+    two.process.stop()
+
+
 def exact(prefill: Running, decode: Running, tokens: int, seed: int) -> None:
     body = completion(prompt(tokens, seed=seed), 32)
     before = decode.loaded_tokens
@@ -21,6 +35,18 @@ def exact(prefill: Running, decode: Running, tokens: int, seed: int) -> None:
     ours, theirs = prefill.handoff(name), decode.handoff(name)
     assert (ours["state"], theirs["state"]) == ("drained", "loaded")
     assert (ours["digest"], ours["kv_bytes"]) == (theirs["digest"], theirs["kv_bytes"])
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_one_rank_to_two(unequal: tuple[Running, Running], matrix: Matrix, tokens: int) -> None:
+    exact(*unequal, tokens, seed=1000 + tokens)
+    matrix.record(unequal[0].contract, unequal[1].contract, "exact")
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_two_ranks_to_one(unequal: tuple[Running, Running], matrix: Matrix, tokens: int) -> None:
+    exact(*reversed(unequal), tokens, seed=2000 + tokens)  # type: ignore[call-arg, arg-type]
+    matrix.record(unequal[1].contract, unequal[0].contract, "exact")
 
 
 @pytest.fixture(scope="module")

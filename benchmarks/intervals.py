@@ -1,0 +1,109 @@
+"""Times on a chip of which only the datasheet is known, with an interval that is learnt from the other chips.
+
+For each of five chips in turn: the reached fractions of the peaks are fitted to the four others, and how wrong that is
+is seen by leaving each of those four out as well. The interval is what nine of ten of these errors are within, every
+chip counting alike (conformal prediction over chips). Nothing of the chip itself is used but its datasheet.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import silicon
+from numpy.typing import NDArray
+
+from deeplink.solver import catalogue, importers, table
+from deeplink.solver.rates import Measurement
+
+DATA = Path(__file__).parents[1] / "solver" / "data"
+START = (0.5, 0.7, 6e-5, 0.5, 0.7)
+"""Reached parts of compute for an operation a watt a second, and of memory; seconds of a layer; the power with which
+watts count; reached part of the link."""
+_MOST = (1.0, 1.0, 1e-2, 1.0, 1.0)
+_PULL = 0.01
+Array = NDArray[np.float64]
+
+
+def found(share: float = 0.9) -> tuple[float, float]:
+    """Which part of the settings is within the interval, and the median of its half-widths."""
+    chips, of, seconds = _settings()
+    names = sorted(set(chips))
+    within, widths = [], []
+    for held in names:
+        errors = np.zeros(len(chips))
+        for other in names:
+            if other != held:
+                mine = chips == other
+                fitted = _fit(of[(chips != held) & ~mine], seconds[(chips != held) & ~mine])
+                errors[mine] = np.log(_times(fitted, of[mine]) / seconds[mine])
+        half = _quantile(np.abs(errors[chips != held]), chips[chips != held], share)
+        mine = chips == held
+        off = np.abs(np.log(_times(_fit(of[~mine], seconds[~mine]), of[mine]) / seconds[mine]))
+        within += list(off <= half)
+        widths += [math.expm1(half)] * int(mine.sum())
+    return float(np.mean(within)), statistics.median(widths)
+
+
+def _quantile(errors: Array, chips: NDArray[np.str_], share: float) -> float:
+    counts = {name: int((chips == name).sum()) for name in set(chips)}
+    weights = np.array([1 / counts[name] for name in chips])
+    order = np.argsort(errors)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(errors[order][min(int(np.searchsorted(reached, share)), len(errors) - 1)])
+
+
+def _settings() -> tuple[NDArray[np.str_], Array, Array]:
+    models = catalogue.known_models()
+    rows = importers.splitwise(DATA / "splitwise" / "perf_model.csv.gz") + importers.helix(DATA / "helix", models)
+    chips = {row.chip: catalogue.chip(row.chip) for row in rows}
+    kept, _ = table.possible(rows, models, chips, "float16")
+    settings: dict[tuple[object, ...], list[Measurement]] = defaultdict(list)
+    for row in kept:
+        if chips[row.chip].watts:  # without the power-capped H100, whose peak is not known
+            settings[row.chip, row.model, row.tp, row.phase, row.sizes, row.source].append(row)
+    first = [many[0] for many in settings.values()]
+    seconds = [statistics.median(row.seconds for row in many) for many in settings.values()]
+    return np.array([row.chip for row in first]), np.array([_features(row) for row in first]), np.array(seconds)
+
+
+def _features(row: Measurement) -> list[float]:
+    """Seconds at the peaks: operations, memory, all-reduces; layers; watts for 10^12 operations a second."""
+    model, chip = catalogue.known_models()[row.model], catalogue.chip(row.chip)
+    step, tp = row.step, row.tp
+    new = step.requests * step.tokens
+    flops = 2 * model.active * new + model.attention_flops(new, step.context + (step.tokens + 1) / 2)
+    kv = step.requests * (step.context + step.tokens) * model.kv_bytes("float16") / min(tp, model.kv_heads)
+    told = model.layers * 2 * new * model.hidden * 2.0 * 2 * (tp - 1) / tp / chip.link
+    peak = chip.peak(model.bits)
+    read = (model.read_bytes(new) / tp + kv) / chip.bandwidth
+    return [flops / tp / peak, read, told, float(model.layers), chip.watts / (peak / 1e12)]
+
+
+def _times(numbers: Array, of: Array) -> Array:
+    compute, memory, layer, power, link = numbers
+    flops, read, told, layers, watts = of.T
+    reached = np.minimum(compute * watts**power, 0.95)
+    found_: Array = np.maximum(flops / reached, read / memory) + told / link + layers * layer
+    return found_
+
+
+def _fit(of: Array, seconds: Array) -> Array:
+    start = np.log(np.asarray(START))
+
+    def loss(logs: Array) -> float:
+        if (np.exp(logs) > _MOST).any():
+            return math.inf
+        off = np.abs(np.log(_times(np.exp(logs), of) / seconds)).mean()
+        return float(off + _PULL * ((logs - start) ** 2).sum())
+
+    return np.exp(silicon.pattern(loss, start))
+
+
+if __name__ == "__main__":
+    for nominal in (0.8, 0.85, 0.9):
+        coverage, half = found(nominal)
+        print(f"{nominal:.0%} intervals: within {coverage:.1%}, median half-width {half:.0%}")

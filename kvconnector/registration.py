@@ -1,0 +1,207 @@
+"""An engine tells a router that it is there, again and again, and at last that it goes.
+
+A router that is away, or that does not believe this engine, is told about in the log, once, and tried again: an engine
+serves without one. The router takes an engine that has fallen silent for gone, so nothing here has to succeed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import random
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit
+
+from deeplink import secret as shared
+from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, InvalidRequest, PeerGone, Unauthorized
+
+PATH = "/deeplink/v1/registrations/"
+SECONDS = 15.0
+"""How long what the router was told holds; it is told again three times in that time."""
+CALL_SECONDS = 4.0
+LEAVE_SECONDS = 1.0
+FIRST_WAIT = 0.5
+MAX_ANSWER = 64 << 10
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What the router is told: under which name and where this incarnation of the engine is, and how many seconds that
+    holds. `url` is that of its API, `control` that of its control endpoint."""
+
+    name: str
+    url: str
+    control: str
+    epoch: str
+    seconds: float = SECONDS
+
+
+def name_of(url: str) -> str:
+    """What an engine is called that nobody has named: by its address, so it keeps the name when it is restarted."""
+    return urlsplit(url).netloc
+
+
+class Registration:
+    """Registers from `start` on, in a thread of its own, once the API takes connections; `close` says farewell."""
+
+    def __init__(self, router: str, presence: Presence, secret: bytes) -> None:
+        """`router` is its URL, https with the host's own authorities. Raises ConfigError for what is none."""
+        self._router = Router(router, secret)
+        self._presence = presence
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="deeplink-registration", daemon=True)
+        self._told = ""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Returns within CALL_SECONDS + LEAVE_SECONDS, whatever the router does."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(CALL_SECONDS + LEAVE_SECONDS)
+
+    def _run(self) -> None:
+        # Never longer than between two heartbeats, so a router that comes back soon has its engines.
+        every = self._presence.seconds / 3
+        waits = _waits(every)
+        while not _listening(self._presence.url):
+            if self._stop.wait(next(waits)):
+                return
+        waits, registered = _waits(every), False
+        while True:
+            try:
+                self._router.put(self._presence)
+            except DeeplinkError as exc:
+                self._tell(str(exc))
+                wait = next(waits)
+            else:
+                if self._told or not registered:
+                    log.info("registered with the router %s as %s", self._router.url, self._presence.name)
+                waits, registered, self._told = _waits(every), True, ""
+                wait = every
+            if self._stop.wait(wait):
+                break
+        if registered:
+            self._leave()
+
+    def _tell(self, why: str) -> None:
+        """Once for each reason, not at every try."""
+        if why != self._told:
+            log.warning("the router %s does not have this engine, which goes on: %s", self._router.url, why)
+            self._told = why
+
+    def _leave(self) -> None:
+        try:
+            self._router.delete(self._presence)
+        except DeeplinkError as exc:
+            log.info("the router %s will notice by itself that this engine is gone: %s", self._router.url, exc)
+
+
+class Router:
+    """The router as an engine sees it: two calls, each with a deadline."""
+
+    def __init__(self, url: str, secret: bytes) -> None:
+        self.url = check_url(url)
+        self._token = shared.control_token(secret)
+
+    def put(self, presence: Presence) -> None:
+        """Raises a DeeplinkError that tells why the router does not have the engine."""
+        body = {
+            "url": presence.url,
+            "control": presence.control,
+            "epoch": presence.epoch,
+            "seconds": presence.seconds,
+        }
+        self._call("PUT", _path(presence.name), json.dumps(body).encode(), CALL_SECONDS)
+
+    def delete(self, presence: Presence) -> None:
+        self._call("DELETE", f"{_path(presence.name)}?epoch={quote(presence.epoch, safe='')}", b"", LEAVE_SECONDS)
+
+    def _call(self, method: str, path: str, body: bytes, seconds: float) -> None:
+        connection = self._connection(seconds)
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            status, data = answer.status, answer.read(MAX_ANSWER)
+        except TimeoutError as exc:
+            raise DeadlineExceeded(f"it did not answer within {seconds:g} s") from exc
+        except (OSError, http.client.HTTPException) as exc:
+            raise PeerGone(f"it is not reached: {exc or type(exc).__name__}") from exc
+        finally:
+            connection.close()
+        if status not in (200, 204):
+            raise _refused(status, data)
+
+    def _connection(self, seconds: float) -> http.client.HTTPConnection:
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=context)
+        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
+
+
+def check_url(url: str) -> str:
+    """A router's URL without a slash at its end. Raises ConfigError."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    bare = url.rstrip("/")
+    whole = bare == f"{parts.scheme}://{parts.netloc}" and parts.username is None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not whole:
+        raise ConfigError(
+            "the router's address is not a URL of scheme, host and port",
+            field="deeplink-router",
+            ours=url,
+            theirs="http://HOST:PORT or https://HOST:PORT",
+        )
+    return bare
+
+
+def _path(name: str) -> str:
+    return PATH + quote(name, safe="")
+
+
+def _refused(status: int, data: bytes) -> DeeplinkError:
+    if status == 401:
+        return Unauthorized(
+            "it does not accept this engine's token",
+            field="secret_file",
+            remedy="give the engine and the router the same secret",
+        )
+    try:
+        error = json.loads(data)["error"]
+        message, field = str(error["message"])[:500], str(error.get("field") or "")[:100]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message, field = "no deeplink router answers there", "deeplink-router"
+    return InvalidRequest(f"it answers {status}: {message}", field=field)
+
+
+def _listening(url: str) -> bool:
+    """Whether the API takes connections: it does so once the engine is ready, long after its control endpoint."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname or "", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _waits(longest: float) -> Iterator[float]:
+    """Seconds between tries: twice as long each time; a little by chance, so that not all engines come at once."""
+    wait = min(FIRST_WAIT, longest)
+    while True:
+        yield wait * random.uniform(0.8, 1.0)
+        wait = min(2 * wait, longest)

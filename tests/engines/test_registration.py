@@ -1,0 +1,33 @@
+"""An engine that registers itself, with a router that starts long after it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fleet import Fleet, Pair, Running, http
+
+KEY = "the key of an operator"
+
+
+def engines(router: str) -> dict[str, Any]:
+    found = http(f"{router}/deeplink/v1/engines", token=KEY, seconds=10).json["engines"]
+    return {engine["name"]: engine for engine in found}
+
+
+def test_an_engine_registers_and_takes_leave(fleet: Fleet, pair: Pair, unlike: tuple[Running, Running]) -> None:
+    _, engine = unlike
+    name = engine.url.removeprefix("http://")
+    told = engine.process.log.read_text()
+    assert told.count("does not have this engine, which goes on") == 1
+    router = fleet.registry_router(KEY)
+    end = time.monotonic() + 20
+    while not (found := engines(router).get(name, {})).get("up"):
+        assert time.monotonic() < end, "it did not register in time"
+        time.sleep(0.1)
+    assert (found["url"], found["control"]) == (engine.url, engine.engine.control)
+    assert found["epoch"] == engine.contract.epoch
+    assert found["role"] == "decode"
+    engine.process.stop()
+    assert engines(router) == {}
+    assert pair.decode.control("/v1/status").status == 200

@@ -1,0 +1,241 @@
+"""Several routers and one Redis: what one knows the others know, and without it each goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+SERVER = shutil.which("redis-server")
+if SERVER is None:
+    pytest.skip("there is no redis-server here", allow_module_level=True)
+
+from redis.asyncio import Redis  # noqa: E402
+
+from deeplink import secret as secrets  # noqa: E402
+from deeplink.router import shared  # noqa: E402
+from deeplink.router.parts import ADMISSION, FLEET, SHARED  # noqa: E402
+
+from .fake_engine import SECRET, FakeEngine, make_contract, running  # noqa: E402
+from .rig import Rig, check, router, until  # noqa: E402
+
+ENGINES = {"Authorization": f"Bearer {secrets.control_token(SECRET)}"}
+KEY = "admin-key-0123456789"
+OPERATOR = {"Authorization": f"Bearer {KEY}"}
+
+
+class Server:
+    """A Redis that keeps nothing on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "redis.sock"
+        self.url = f"unix://{self.socket}"
+        self.folder = folder
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        assert SERVER is not None
+        arguments = ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
+        self.process = await asyncio.create_subprocess_exec(
+            SERVER, *arguments, cwd=self.folder, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        )
+        await until(self.socket.exists)
+
+    async def kill(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+            await asyncio.wait_for(self.process.wait(), 5)
+            self.socket.unlink(missing_ok=True)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "TICK", 0.03)
+    monkeypatch.setattr(shared, "SETTLE", 0.3)
+
+
+@asynccontextmanager
+async def routers(folder: Path, *engines: FakeEngine, count: int = 2, **section: Any) -> AsyncIterator[Any]:
+    (folder / "admin").write_text(KEY)
+    server = Server(folder)
+    await server.start()
+    try:
+        async with AsyncExitStack() as stack:
+            more = {"redis": server.url, "admin_keys_file": str(folder / "admin")} | section
+            made = [await stack.enter_async_context(router(*engines, **more)) for _ in range(count)]
+            await until(lambda: all(route.app[SHARED].reached for route in made))
+            yield server, *made
+    finally:
+        await server.kill()
+
+
+async def register(route: Rig, engine: FakeEngine, seconds: float = 30.0) -> None:
+    url = f"{route.url}/deeplink/v1/registrations/{engine.name}"
+    body = {"url": engine.url, "control": engine.control, "epoch": engine.contract.epoch, "seconds": seconds}
+    async with route.client.put(url, json=body, headers=ENGINES) as response:
+        assert response.status == 200, await response.read()
+
+
+async def operate(route: Rig, method: str, path: str, body: Any = None) -> int:
+    url = f"{route.url}/deeplink/v1/engines/{path}"
+    async with route.client.request(method, url, json=body, headers=OPERATOR) as response:
+        status: int = response.status
+        return status
+
+
+def names(route: Rig) -> set[str]:
+    return {engine.name for engine in route.app[FLEET].table.engines if not engine.down}
+
+
+def test_an_engine_that_registers_at_one_serves_at_all(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), routers(tmp_path) as (_, one, other):
+            await register(one, engine)
+            await until(lambda: names(other) == {"e"})
+            assert (await other.complete({"prompt": "x"})).status == 200
+            await register(other, engine)  # heartbeats may go to any of them
+            async with one.client.delete(f"{one.url}/deeplink/v1/registrations/e", headers=ENGINES) as response:
+                assert response.status == 204
+            await until(lambda: not names(one) and not names(other))
+
+    check(test)
+
+
+def test_an_engine_that_falls_silent_is_gone_everywhere_and_not_before(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), routers(tmp_path) as (_, one, other):
+            await register(one, engine, 0.8)
+            await until(lambda: names(other) == {"e"})
+            for _ in range(10):  # only the other hears of it now
+                await register(other, engine, 0.8)
+                await asyncio.sleep(0.12)
+                assert names(one) == names(other) == {"e"}
+            await until(lambda: not names(one) and not names(other))
+
+    check(test)
+
+
+def test_operators_add_drain_and_remove_for_all(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), routers(tmp_path) as (_, one, other):
+            assert await operate(one, "PUT", "e", {"url": engine.url, "control": engine.control}) == 200
+            await until(lambda: names(other) == {"e"})
+            assert await operate(other, "POST", "e/drain") == 200
+            await until(lambda: one.app[ADMISSION].draining == {"e"})
+            assert (await one.complete({"prompt": "x"})).status == 503
+            assert await operate(one, "DELETE", "e/drain") == 200
+            await until(lambda: not other.app[ADMISSION].draining)
+            assert (await other.complete({"prompt": "x"})).status == 200
+            assert await operate(other, "DELETE", "e") == 204
+            await until(lambda: not names(one) and not names(other))
+
+    check(test)
+
+
+def test_each_counts_what_the_others_have_given(tmp_path: Path) -> None:
+    async def test() -> None:
+        engines = [FakeEngine(name, make_contract("both"), delay=30) for name in "ab"]
+        async with running(*engines), routers(tmp_path, *engines) as (_, one, other):
+            tasks = []
+            for _ in range(8):
+                route = one if len(tasks) % 2 else other
+                tasks.append(asyncio.create_task(route.complete({"prompt": "x" * 400})))
+                total = len(tasks)
+                await until(lambda total=total: sum(len(engine.calls) for engine in engines) == total)
+                await until(
+                    lambda total=total: all(
+                        sum(r.app[ADMISSION].load.all(name)[2] for name in "ab") == total for r in (one, other)
+                    )
+                )
+            assert [len(engine.calls) for engine in engines] == [4, 4]
+            for task in tasks:
+                task.cancel()
+            await until(lambda: not any(any(r.app[ADMISSION].load.all(name)) for name in "ab" for r in (one, other)))
+
+    check(test)
+
+
+def test_a_redis_that_dies_fails_no_request_and_one_that_comes_back_is_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "STALE", 0.3)
+
+    async def test() -> None:
+        engines = [FakeEngine(name, make_contract("both"), delay=0.002) for name in "abc"]
+        async with running(*engines), routers(tmp_path, engines[0]) as (server, one, other):
+            await register(one, engines[1])
+            assert await operate(other, "PUT", "c", {"url": engines[2].url, "control": engines[2].control}) == 200
+            await until(lambda: names(one) == names(other) == set("abc"))
+            numbers = list(range(300))
+            statuses = []
+
+            async def client(route: Rig) -> None:
+                while numbers:
+                    numbers.pop()
+                    statuses.append((await route.complete({"prompt": "x"})).status)
+                    if len(statuses) == 100:
+                        await server.kill()
+
+            await asyncio.gather(*(client(route) for route in (one, other) for _ in range(4)))
+            assert statuses == [200] * len(statuses)
+            await until(lambda: not one.app[SHARED].reached and not other.app[SHARED].reached)
+            assert names(one) == names(other) == set("abc")
+            await until(lambda: not one.app[ADMISSION].load.others and not other.app[ADMISSION].load.others)
+            late = FakeEngine("late", make_contract("both"))
+            async with running(late):
+                await register(one, late)
+                assert names(other) == set("abc")
+                await server.start()
+                await until(lambda: names(other) == {*"abc", "late"})
+                await asyncio.sleep(0.5)
+                assert names(one) == names(other) == {*"abc", "late"}
+
+    check(test)
+
+
+def test_what_others_write_into_redis_is_not_believed(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), routers(tmp_path) as (server, one, other):
+            await register(one, engine)
+            await until(lambda: names(other) == {"e"})
+            async with Redis.from_url(server.url) as client:
+                sealed = await client.hget("deeplink:engines", "e")
+                # Another's value under another name, one that was changed, and one that was never sealed.
+                await client.hset("deeplink:engines", "copied", sealed)
+                await client.hset("deeplink:engines", "changed", sealed[:-1] + b"x")
+                await client.hset("deeplink:engines", "bare", b"x" * 100)
+                await client.hset("deeplink:draining", "e", b"1")
+                await client.hset("deeplink:load", "evil", b"y" * 100_000)
+                await asyncio.sleep(0.3)
+            assert names(one) == names(other) == {"e"}
+            assert not one.app[ADMISSION].draining
+            assert (await one.complete({"prompt": "x"})).status == 200
+
+    check(test)
+
+
+def test_a_router_that_starts_before_redis_serves_and_finds_it_later(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        server = Server(tmp_path)
+        async with running(engine), router(engine, redis=server.url) as route:
+            assert (await route.complete({"prompt": "x"})).status == 200
+            assert not route.app[SHARED].reached
+            await server.start()
+            try:
+                await until(lambda: route.app[SHARED].reached)
+            finally:
+                await server.kill()
+
+    check(test)
