@@ -179,6 +179,7 @@ def _add_migration() -> None:
     loop._make_infer_outputs = _offering(loop._make_infer_outputs)
     loop._migration_loop_process_ready = _loading(loop._migration_loop_process_ready)
     engines.Engine._on_end_session = _ending(engines.Engine._on_end_session)
+    engines.Engine.end_session = _dropping(engines.Engine.end_session)
     engines.Engine._loop_finally = _closing(engines.Engine._loop_finally)
     Scheduler.end_session = _leaving(Scheduler.end_session)
     Scheduler.stop_session = _leaving(Scheduler.stop_session)
@@ -314,6 +315,21 @@ def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
             if req.data.get("response", True):
                 self._response(req.resp, ResponseType.SUCCESS)
         return end(self, others, **keywords)
+
+    return ended
+
+
+def _dropping(end: Callable[..., Any]) -> Callable[..., Any]:
+    """Prefill: a router that gives up frees a session by its answer's id, which here is the handoff's number."""
+    from lmdeploy_deeplink.migration.exchange import NUMBERS
+
+    @functools.wraps(end)
+    def ended(self: Any, session_id: int) -> Any:
+        connection = _ours(self)
+        if connection is None or session_id < NUMBERS:
+            return end(self, session_id)
+        connection.exchange.drop(session_id)
+        return True
 
     return ended
 
