@@ -4,7 +4,8 @@ migrate.py MODEL OTHER_WEIGHTS CONFIG; prints
 {"alone": [[length, tokens alone, tokens by migration], …], "blocks": [free at first, free at last] of each engine,
  "sessions": how many are left of each, "long": outcome of a prompt that is too long for a prefill engine,
  "bad": [outcome of a request for what was not offered, of the next],
- "load": {"right": n, "wrong": n, "failed": n, "left": n}, "refused": the field in which other weights differ}.
+ "contracts": of the two, "load": {"right": n, "wrong": n, "failed": n, "left": n},
+ "refused": the field in which other weights differ}.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def main(model: str, other: str, config: str) -> None:
     engines = make(model, EngineRole.Prefill, 16), make(model, EngineRole.Decode, 64)
     told = asyncio.run(migrations(*engines))
     told["refused"] = refused(make(other, EngineRole.Decode, 64), engines[0])
+    told["contracts"] = [side.engine_conn.exchange.describe() for side in engines]
     print(json.dumps(told))
     sys.stdout.flush()
     os._exit(0)  # engines that are closed in one process end each other's groups

@@ -16,7 +16,7 @@ def variables() -> dict[str, str]:
         "PYTHONPATH": f"{overlay.ensure(say)}:{HERE}",
         "PYTHONSAFEPATH": "1",
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
 

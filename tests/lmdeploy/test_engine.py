@@ -44,7 +44,7 @@ def server(lmdeploy: Environment, smollm2: Path, tmp_path_factory: pytest.TempPa
     process = Process(
         "lmdeploy",
         [lmdeploy.python, *words],
-        env=step.clean_environ() | variables(),
+        env=step.clean_environ() | variables() | {"OMP_NUM_THREADS": "2"},
         log=folder / "lmdeploy.log",
         url=f"http://127.0.0.1:{port}",
         cwd=folder,

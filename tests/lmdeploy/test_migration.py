@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matrix import Matrix
+
+from deeplink.kvconnector import contract
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -23,12 +27,15 @@ def told(in_lmdeploy: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
-def test_tokens_are_those_of_the_decode_engine_alone(told: dict[str, Any]) -> None:
+def test_tokens_are_those_of_the_decode_engine_alone(told: dict[str, Any], request: pytest.FixtureRequest) -> None:
     assert len(told["alone"]) == 7
     for length, alone, migrated in told["alone"]:
         assert migrated == alone, length
     # Prompts are answered differently, or a wrong cache would not be seen.
     assert len({tuple(alone) for _, alone, _ in told["alone"]}) == 7
+    found = Matrix()
+    found.record(*(contract.decode(base64.b64decode(text)) for text in told["contracts"]), "exact")
+    found.write({request.node.nodeid})
 
 
 def test_requests_at_once_some_of_which_leave(told: dict[str, Any]) -> None:
