@@ -234,20 +234,23 @@ def test_what_a_router_that_was_killed_left_is_no_load_and_goes(
 
     async def test() -> None:
         engine = FakeEngine("e", make_contract("both"))
-        async with running(engine), routers(tmp_path, engine) as (server, one, other):
-            async with Redis.from_url(server.url) as client:
-                dead = shared.Shared("", SECRET, one.app[FLEET], one.app[ADMISSION], name="dead")
-                counts = msgspec.msgpack.encode((1.0, {"e": (7, 8, 9)}))
-                await client.hset("deeplink:load", "dead", dead._sealed("dead", counts))
-                await until(lambda: one.app[ADMISSION].load.all("e") == (7, 8, 9))
-                await until(lambda: other.app[ADMISSION].load.all("e") == (0, 0, 0))
-                for _ in range(300):
-                    if not await client.hexists("deeplink:load", "dead"):
-                        break
-                    await asyncio.sleep(0.01)
-                assert set(await client.hkeys("deeplink:load")) == {
-                    route.app[SHARED].name.encode() for route in (one, other)
-                }
+        async with (
+            running(engine),
+            routers(tmp_path, engine) as (server, one, other),
+            Redis.from_url(server.url) as client,
+        ):
+            dead = shared.Shared("", SECRET, one.app[FLEET], one.app[ADMISSION], name="dead")
+            counts = msgspec.msgpack.encode((1.0, {"e": (7, 8, 9)}))
+            await client.hset("deeplink:load", "dead", dead._sealed("dead", counts))
+            await until(lambda: one.app[ADMISSION].load.all("e") == (7, 8, 9))
+            await until(lambda: other.app[ADMISSION].load.all("e") == (0, 0, 0))
+            for _ in range(300):
+                if not await client.hexists("deeplink:load", "dead"):
+                    break
+                await asyncio.sleep(0.01)
+            assert set(await client.hkeys("deeplink:load")) == {
+                route.app[SHARED].name.encode() for route in (one, other)
+            }
 
     check(test)
 
