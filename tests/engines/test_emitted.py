@@ -145,10 +145,10 @@ env = {{VLLM_CPU_OMP_THREADS_BIND = "nobind", OMP_NUM_THREADS = "{threads}"}}
 [[chips]]
 name = "{role} threads"
 profile = "cpu-x86"
-tflops = 0.1
+tflops = 2
 memory_gb = 4
-memory_gb_per_s = 15
-source = "assumed"
+memory_gb_per_s = 100
+source = "more than there can be"
 """
 
 
