@@ -51,13 +51,15 @@ def name_of(url: str) -> str:
 class Registration:
     """Registers from `start` on, in a thread of its own, once the API takes connections; `close` says farewell."""
 
-    def __init__(self, router: str, presence: Presence, secret: bytes) -> None:
-        """`router` is its URL, https with the host's own authorities. Raises ConfigError for what is none."""
+    def __init__(self, router: str, presence: Presence, secret: bytes, log: logging.Logger = log) -> None:
+        """`router` is its URL, https with the host's own authorities. Raises ConfigError for what is none. `log` is
+        one that the engine shows."""
         self._router = Router(router, secret)
         self._presence = presence
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="deeplink-registration", daemon=True)
         self._told = ""
+        self._log = log
 
     def start(self) -> None:
         self._thread.start()
@@ -84,7 +86,7 @@ class Registration:
                 wait = next(waits)
             else:
                 if self._told or not registered:
-                    log.info("registered with the router %s as %s", self._router.url, self._presence.name)
+                    self._log.info("registered with the router %s as %s", self._router.url, self._presence.name)
                 waits, registered, self._told = _waits(every), True, ""
                 wait = every
             if self._stop.wait(wait):
@@ -95,14 +97,14 @@ class Registration:
     def _tell(self, why: str) -> None:
         """Once for each reason, not at every try."""
         if why != self._told:
-            log.warning("the router %s does not have this engine, which goes on: %s", self._router.url, why)
+            self._log.warning("the router %s does not have this engine, which goes on: %s", self._router.url, why)
             self._told = why
 
     def _leave(self) -> None:
         try:
             self._router.delete(self._presence)
         except DeeplinkError as exc:
-            log.info("the router %s will notice by itself that this engine is gone: %s", self._router.url, exc)
+            self._log.info("the router %s will notice by itself that this engine is gone: %s", self._router.url, exc)
 
 
 class Router:
