@@ -13,6 +13,7 @@ import random
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
@@ -26,6 +27,8 @@ SECONDS = 15.0
 CALL_SECONDS = 4.0
 LEAVE_SECONDS = 1.0
 FIRST_WAIT = 0.5
+LOOK_SECONDS = 0.5
+"""Between two looks whether the API still listens."""
 MAX_ANSWER = 64 << 10
 
 log = logging.getLogger(__name__)
@@ -49,13 +52,23 @@ def name_of(url: str) -> str:
 
 
 class Registration:
-    """Registers from `start` on, in a thread of its own, once the API takes connections; `close` says farewell."""
+    """Registers from `start` on, in a thread of its own, for as long as the API takes connections; `close` says
+    farewell.
 
-    def __init__(self, router: str, presence: Presence, secret: bytes, log: logging.Logger = log) -> None:
-        """`router` is its URL, https with the host's own authorities. Raises ConfigError for what is none. `log` is
-        one that the engine shows."""
+    An engine's API stops listening when it begins to shut down, which may be long before it ends; so an engine that is
+    asked to end has left by the time its last requests are over, even if it is killed then.
+    """
+
+    def __init__(
+        self, router: str, presence: Presence, secret: bytes, log: logging.Logger = log, api: str | None = None
+    ) -> None:
+        """`router` is its URL, https with the host's own authorities. `api` is where the API listens, as seen from
+        here, if that is not as others see it. Raises ConfigError for what is no router's URL. `log` is one that the
+        engine shows."""
         self._router = Router(router, secret)
         self._presence = presence
+        self._api = api or presence.url
+        self._every = presence.seconds / 3
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="deeplink-registration", daemon=True)
         self._told = ""
@@ -71,14 +84,22 @@ class Registration:
             self._thread.join(CALL_SECONDS + LEAVE_SECONDS)
 
     def _run(self) -> None:
-        # Never longer than between two heartbeats, so a router that comes back soon has its engines.
-        every = self._presence.seconds / 3
-        waits = _waits(every)
-        while not _listening(self._presence.url):
+        while self._wait_for_api():
+            self._stay()
+
+    def _wait_for_api(self) -> bool:
+        """False once this is closed."""
+        waits = _waits(self._every)
+        while _listens(self._api) is not True:
             if self._stop.wait(next(waits)):
-                return
-        waits, registered = _waits(every), False
-        while True:
+                return False
+        return not self._stop.is_set()
+
+    def _stay(self) -> None:
+        """Until the API is gone or this is closed. Tries are never further apart than heartbeats, so a router that
+        comes back soon has its engines."""
+        waits, registered, wait = _waits(self._every), False, 0.0
+        while not self._ends_within(wait):
             try:
                 self._router.put(self._presence)
             except DeeplinkError as exc:
@@ -87,12 +108,20 @@ class Registration:
             else:
                 if self._told or not registered:
                     self._log.info("registered with the router %s as %s", self._router.url, self._presence.name)
-                waits, registered, self._told = _waits(every), True, ""
-                wait = every
-            if self._stop.wait(wait):
-                break
+                waits, registered, wait, self._told = _waits(self._every), True, self._every, ""
         if registered:
             self._leave()
+
+    def _ends_within(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not self._stop.is_set():
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            # One that is merely busy does not refuse.
+            if self._stop.wait(min(left, LOOK_SECONDS)) or _listens(self._api) is False:
+                return True
+        return True
 
     def _tell(self, why: str) -> None:
         """Once for each reason, not at every try."""
@@ -104,7 +133,8 @@ class Registration:
         try:
             self._router.delete(self._presence)
         except DeeplinkError as exc:
-            self._log.info("the router %s will notice by itself that this engine is gone: %s", self._router.url, exc)
+            why = "the router %s will notice by itself that this engine is gone: %s"
+            self._log.info(why, self._router.url, exc)
 
 
 class Router:
@@ -190,14 +220,17 @@ def _refused(status: int, data: bytes) -> DeeplinkError:
     return InvalidRequest(f"it answers {status}: {message}", field=field)
 
 
-def _listening(url: str) -> bool:
-    """Whether the API takes connections: it does so once the engine is ready, long after its control endpoint."""
+def _listens(url: str) -> bool | None:
+    """Whether the API takes connections: it does so once the engine is ready, long after its control endpoint. None
+    if that is not to be found out."""
     parts = urlsplit(url)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname or "", port), timeout=1.0).close()
-    except OSError:
+    except ConnectionRefusedError:
         return False
+    except OSError:
+        return None
     return True
 
 

@@ -105,7 +105,7 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         if (where := self._register) is not None:
             control = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             presence = Presence(where["name"], where["url"], control, contract.epoch)
-            self._registration = Registration(where["router"], presence, self._secret, log)
+            self._registration = Registration(where["router"], presence, self._secret, log, where["api"])
             self._registration.start()
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:

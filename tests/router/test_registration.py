@@ -118,6 +118,28 @@ def test_not_before_its_api_takes_connections(at: RouterAt) -> None:
     check(test)
 
 
+def test_it_leaves_when_its_api_stops_listening(at: RouterAt) -> None:
+    """The first that a server does when it is told to end, and an engine may be killed before it is closed."""
+
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), at.up():
+            url = engine.url
+            async with registered(at, engine, seconds=60.0):
+                await at.has("rack 1/e")
+                await engine.stop_api()
+
+                async def left() -> None:
+                    while await at.engines():
+                        await asyncio.sleep(0.02)
+
+                await asyncio.wait_for(left(), 10)
+                await engine._serve(web.Application(), url)
+                await at.has("rack 1/e")
+
+    check(test)
+
+
 def test_a_restarted_engine_has_a_new_epoch_at_once(at: RouterAt) -> None:
     async def test() -> None:
         engine = FakeEngine("e", make_contract("both"))
