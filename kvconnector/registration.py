@@ -27,8 +27,8 @@ SECONDS = 15.0
 CALL_SECONDS = 4.0
 LEAVE_SECONDS = 1.0
 FIRST_WAIT = 0.5
-LOOK_SECONDS = 0.5
-"""Between two looks whether the API still listens."""
+LOOK_SECONDS, API_SECONDS = 0.1, 0.5
+"""Between two looks whether this is to end, and whether the API still listens."""
 MAX_ANSWER = 64 << 10
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class Registration:
     """Registers from `start` on, in a thread of its own, for as long as the API takes connections; `close` says
     farewell.
 
-    An engine's API stops listening when it begins to shut down, which may be long before it ends; so an engine that is
-    asked to end has left by the time its last requests are over, even if it is killed then.
+    An engine may be killed before it has shut down in order, so it leaves as soon as it is known to end: `end_soon` is
+    for the handler of a signal, and an API that stops listening is another sign.
     """
 
     def __init__(
@@ -71,11 +71,16 @@ class Registration:
         self._every = presence.seconds / 3
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="deeplink-registration", daemon=True)
+        self._ending = False
         self._told = ""
         self._log = log
 
     def start(self) -> None:
         self._thread.start()
+
+    def end_soon(self) -> None:
+        """Leave without being waited for. Takes no lock, so it may be called wherever the main thread happens to be."""
+        self._ending = True
 
     def close(self) -> None:
         """Returns within CALL_SECONDS + LEAVE_SECONDS, whatever the router does."""
@@ -84,7 +89,7 @@ class Registration:
             self._thread.join(CALL_SECONDS + LEAVE_SECONDS)
 
     def _run(self) -> None:
-        while self._wait_for_api():
+        while not self._ending and self._wait_for_api():
             self._stay()
 
     def _wait_for_api(self) -> bool:
@@ -113,14 +118,17 @@ class Registration:
             self._leave()
 
     def _ends_within(self, seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while not self._stop.is_set():
-            left = until - time.monotonic()
-            if left <= 0:
+        now = time.monotonic()
+        until, look = now + seconds, now + API_SECONDS
+        while not self._ending and not self._stop.is_set():
+            now = time.monotonic()
+            if now >= until:
                 return False
-            # One that is merely busy does not refuse.
-            if self._stop.wait(min(left, LOOK_SECONDS)) or _listens(self._api) is False:
-                return True
+            if now >= look:
+                look = now + API_SECONDS
+                if _listens(self._api) is False:  # one that is merely busy does not refuse
+                    return True
+            self._stop.wait(min(until - now, LOOK_SECONDS))
         return True
 
     def _tell(self, why: str) -> None:

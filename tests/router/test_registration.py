@@ -140,6 +140,22 @@ def test_it_leaves_when_its_api_stops_listening(at: RouterAt) -> None:
     check(test)
 
 
+def test_it_leaves_when_it_is_about_to_end(at: RouterAt) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), at.up(), registered(at, engine, seconds=60.0) as made:
+            await at.has("rack 1/e")
+            made.end_soon()
+
+            async def left() -> None:
+                while await at.engines():
+                    await asyncio.sleep(0.02)
+
+            await asyncio.wait_for(left(), 10)
+
+    check(test)
+
+
 def test_a_restarted_engine_has_a_new_epoch_at_once(at: RouterAt) -> None:
     async def test() -> None:
         engine = FakeEngine("e", make_contract("both"))
