@@ -6,9 +6,12 @@ serves without one. The router takes an engine that has fallen silent for gone, 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import http.client
 import json
 import logging
+import os
 import random
 import socket
 import ssl
@@ -188,6 +191,21 @@ class Router:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=context)
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
+
+
+def leave_at_exit(router: str, presence: Presence, secret: bytes) -> None:
+    """When this process ends in order, the engine has left its router: for the process that started the engine, which
+    may kill the engine's own before those could say so. To leave twice is no harm, nor where another incarnation has
+    registered meanwhile."""
+    known, process = Router(router, secret), os.getpid()
+
+    def leave() -> None:
+        # A child that was forked ends too, and the engine goes on. A router that is away notices by itself.
+        if os.getpid() == process:
+            with contextlib.suppress(DeeplinkError):
+                known.delete(presence)
+
+    atexit.register(leave)
 
 
 def check_url(url: str) -> str:
