@@ -5,6 +5,8 @@ engine has one thread and blocks of 128, for decode. It is solved without any me
 up`; the engines and the handoffs between them are measured as `deeplink measure` does; the fleet is solved again with
 these rates, and started again. Then requests with random arrivals go through the router, and their times are compared
 with what the placement predicts. Neither length of the workload is one that was measured.
+
+On two cores nothing else may run meanwhile: of two threads that wait for each other, both stand still when one does.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ from deeplink.solver.place import place
 from deeplink.solver.placement import Placement
 
 NAME = "smollm2-135m"
-REQUESTS = 40
+REQUESTS = 24
 SHARED = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--kv-cache-memory-bytes", str(1 << 29)]
-PROMPTS, CONTEXTS, BATCHES = (64, 128, 256, 512), (128, 512), (1, 2)
+PROMPTS, CONTEXTS, BATCHES, REPEATS = (64, 128, 256, 512), (128, 512), (1, 2), 5
 FLEET = """\
 version = 1
 [model]
 config = "config.json"
 name = "{name}"
 [workload]
-rate = 0.25
+rate = 0.2
 [[workload.lengths]]
 prompt = 96
 output = 24
@@ -135,13 +137,14 @@ def _measured(running: up.Running, folder: Path) -> str:
             url=running.urls[member.name],
             chip=member.engine.chip,
             model=NAME,
-            prompts=PROMPTS if member.engine.role == "prefill" else (64,),
+            prompts=PROMPTS if member.engine.role == "prefill" else (),
             batches=(1,) if member.engine.role == "prefill" else BATCHES,
             contexts=CONTEXTS if member.engine.role == "decode" else (),
+            repeats=REPEATS,
         )
         rows += list(engine.measure(plan, _say))
     (folder / "rates.csv").write_text(table.write(rows))
-    handoffs = list(link.measure(running.router_url, configs.load(running.config), (64, 512), 3, _say))
+    handoffs = list(link.measure(running.router_url, configs.load(running.config), (64, 512), REPEATS, _say))
     (found,) = link.links(handoffs)
     _say(found.as_toml())
     return f"gb_per_s = {found.rate / 1e9:.4g}\nlatency_ms = {found.latency * 1e3:.4g}"

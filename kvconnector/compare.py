@@ -75,7 +75,9 @@ def fields(contract: Contract) -> dict[str, str]:
 
     `groups` and `ranks` are how many there are, `transports` the names that negotiation looks at.
     """
-    found = {name: str(getattr(contract, name)) for name in ("engine", "engine_version", "chip", "role", "epoch")}
+    found = {
+        name: str(getattr(contract, name)) for name in ("engine", "engine_version", "chip", "role", "alone", "epoch")
+    }
     found |= _flat("model", contract.model)
     found["groups"] = str(len(contract.groups))
     for index, group in enumerate(contract.groups):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from deeplink.errors import ConfigError, DeeplinkError, ProtocolError, Reason
 from deeplink.kvconnector import channel as ch
@@ -19,6 +20,7 @@ from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.arena import Arena
 from deeplink.kvconnector.consumer import Consumer
+from deeplink.kvconnector.digest import SAMPLED
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import Ledger, Record, Side
 from deeplink.kvconnector.listener import Listener
@@ -30,6 +32,9 @@ from deeplink.kvconnector.tally import Half, Tally
 from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport.base import LendingTransport
 from deeplink.kvconnector.transport.start import Transports
+
+if TYPE_CHECKING:
+    from deeplink.config import KVSection
 
 FIRST_SECONDS = 10.0
 IDLE_SECONDS = 24 * 3600.0
@@ -48,6 +53,12 @@ class Settings:
     verify: bool
     tls: Tls | None = None
     every: int = 1
+
+    @staticmethod
+    def of(section: KVSection, tls: Tls | None = None) -> Settings:
+        """What deeplink.toml says under [kv]; `tls` is loaded from its files."""
+        every = SAMPLED if section.digest == "sampled" else 1
+        return Settings(section.host, section.staging, section.chunk, section.digest != "off", tls, every)
 
 
 class Endpoint:

@@ -142,7 +142,7 @@ def _state(request: web.Request, engine: Engine) -> dict[str, Any]:
         "why": engine.down,
         "kind": engine.kind,
         "role": engine.role or None,
-        "chip": contract.chip if contract else None,
+        "chip": contract.chip if contract else engine.settings.get("chip"),
         "epoch": contract.epoch if contract else None,
         "draining": name in admission.draining,
         "shut": shut.why if shut else "",

@@ -45,6 +45,11 @@ class Table:
     refused: tuple[tuple[Engine, Engine, Refusal], ...]
     partners: Mapping[str, tuple[Pair, ...]]
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Of the engines that hand over."""
+        return frozenset(engine.kind for engine in self.engines if not engine.plain)
+
 
 def table(engines: Iterable[Engine], before: Table | None = None) -> Table:
     """What `before` says of two contracts holds still, so one engine's change costs its own row and column."""

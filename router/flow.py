@@ -140,11 +140,12 @@ class Flow:
 
     def _barred(self, exchange: Exchange) -> dict[str, str]:
         """The kinds of engines that could not hand this request over, and by which of its fields."""
+        kinds, body, chat = self._fleet.table.kinds, exchange.body, exchange.chat
         if not exchange.generates:
-            return dict.fromkeys({DEEPLINK, *self._fleet.kinds.items}, "path")
-        body, chat = exchange.body, exchange.chat
-        found = {DEEPLINK: bodies.obstacle(body, chat=chat)}
-        found |= {name: kind.obstacle(body, chat=chat) for name, kind in self._fleet.kinds.items.items()}
+            return dict.fromkeys(kinds, "path")
+        found = {kind: self._fleet.kinds.get(kind).obstacle(body, chat=chat) for kind in kinds if kind != DEEPLINK}
+        if DEEPLINK in kinds:
+            found[DEEPLINK] = bodies.obstacle(body, chat=chat)
         return {name: field for name, field in found.items() if field}
 
     @asynccontextmanager

@@ -32,6 +32,8 @@ PROTOCOLS = {"tcp": 1, "rdma": 2, "nvlink": 3}
 SHARED = ("tp_size", "ep_size", "dp_size", "pp_size", "block_size")
 MAX_LINK = 1 << 20
 LINK_SECONDS = 30.0
+OPAQUE = 1 << 47
+"""From here on a number is no block's: deeplink's own migration backend names a whole cache by one of these."""
 _SUCCESS = (0, 1, "SUCCESS")
 """How releases have written that a connection came about; failing is 2."""
 
@@ -188,6 +190,8 @@ class LmdeployHanding:
         }
         usage = value.get("usage")
         prompt = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        if len(blocks) == 1 and blocks[0] >= OPAQUE:
+            return
         size = _config(engine).get("block_size")
         if isinstance(prompt, int) and isinstance(size, int) and size > 0 and len(blocks) != -(-prompt // size):
             raise PrefillFailed(

@@ -86,7 +86,15 @@ class Listeners:
         return socket
 
     async def _listen(self, name: str, events: str, replay: str) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled, or the addresses turn out to be none."""
+        zmq = library()
+        try:
+            await self._heard(name, events, replay)
+        except zmq.ZMQError as exc:
+            log.error("cache events of engine %s cannot be heard at %s: %s", name, events, exc)
+            self._index.doubt(name, f"its events cannot be heard: {exc}")
+
+    async def _heard(self, name: str, events: str, replay: str) -> None:
         zmq = library()
         sequence = Sequence(name, self._index)
         socket = self._socket(zmq.SUB, events)

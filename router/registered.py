@@ -16,6 +16,7 @@ from pydantic import Field
 
 from deeplink.config import EngineEntry
 from deeplink.errors import InvalidRequest
+from deeplink.router.engine import DEEPLINK
 from deeplink.router.fleet import Fleet
 from deeplink.router.shared import Shared
 
@@ -63,7 +64,8 @@ class Registered:
         self._fleet.put(beat.entry)
         self._shared.put(beat.entry, beat.seconds)
         engine = known.get(beat.name)
-        if engine is None or engine.down or engine.contract is None or engine.contract.epoch != beat.epoch:
+        epoch = engine.contract.epoch if engine is not None and engine.contract is not None else ""
+        if engine is None or engine.down or (engine.kind == DEEPLINK and epoch != beat.epoch):
             await self._fleet.look((beat.name,))
 
     def _heard_elsewhere(self, name: str, seconds: float) -> None:

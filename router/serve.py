@@ -9,9 +9,10 @@ import asyncio
 import logging
 import signal
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -109,7 +110,16 @@ def run(config: Config, secret: bytes, path: Path | None = None) -> None:
     Raises OSError if the address cannot be had, ConfigError for keys or certificates that cannot be used, PluginError
     for a policy that nobody has.
     """
-    asyncio.run(_run(config, secret, path))
+    _loop()(_run(config, secret, path))
+
+
+def _loop() -> Callable[[Coroutine[Any, Any, None]], None]:
+    """What runs it: uvloop where that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run
+    return uvloop.run
 
 
 async def _run(config: Config, secret: bytes, path: Path | None) -> None:

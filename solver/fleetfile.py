@@ -17,7 +17,7 @@ from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.layout import ELEMENTS
 from deeplink.plugins import load_plugins
-from deeplink.solver import catalogue, importers, kernels, model, table, trace
+from deeplink.solver import aiconfigurator, catalogue, importers, model, table, trace, vidur
 from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Request, Service, Situation, Start, Workload
 from deeplink.solver.highs import Effort
 from deeplink.solver.lines import line
@@ -336,6 +336,6 @@ class _Reader:
             elif section.format == "vllm-bench":
                 found += importers.vllm_bench(path, chip=section.chip, tp=section.tp, model=name)
             else:
-                put_together = kernels.aiconfigurator if section.format == "aiconfigurator" else kernels.vidur
+                put_together = aiconfigurator.read if section.format == "aiconfigurator" else vidur.read
                 found += put_together(path, chips[section.chip], self.config, name, section.tp)
         return found

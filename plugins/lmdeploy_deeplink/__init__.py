@@ -1,4 +1,4 @@
-"""deeplink for LMDeploy: fused operators of several vendors in one process, and a suite that holds them to one meaning.
+"""deeplink for LMDeploy: fused operators of several vendors in one process, its engine on them, and its migrations.
 
 This module imports nothing, so that it can be loaded where there is neither LMDeploy nor torch.
 
@@ -6,5 +6,7 @@ This module imports nothing, so that it can be loaded where there is neither LMD
     reference     a vendor in plain torch, on any device that torch knows
     dlinfer       dlinfer's operators as a vendor, where dlinfer is installed
     conformance   whether a vendor's operators mean what the protocols say: `deeplink conform`
+    engine        LMDeploy's PyTorch engine out of a vendor's operators: `deeplink serve lmdeploy`
+    migration     its disaggregation over kvconnector: `--migration-backend deeplink`
     hooks         the vendors of this package, for deeplink's plugin loader
 """

@@ -81,10 +81,10 @@ class DeepLinkKVManager(BaseKVManager):
         model = adapter.read_model(scheduler.model_config)
         settings = self._config.kv
         casts = tuple(str(parse_consent(text)) for text in settings.casts)
-        verify, tls = settings.digest == "always", adapter.load_tls(settings)
+        tls = adapter.load_tls(settings)
         self._endpoint = Endpoint(
             (group,),
-            Settings(settings.host, settings.staging, settings.chunk, verify, tls),
+            Settings.of(settings, tls),
             self.secret,
             self.epoch,
             start(
@@ -92,7 +92,7 @@ class DeepLinkKVManager(BaseKVManager):
                 settings.host,
                 self.secret,
                 settings.trust,
-                verify,
+                settings.digest == "always",
                 {"tcp": {"tls": tls, "streams": settings.streams}},
             ),
             lambda channel, transports: adapter.make_contract(

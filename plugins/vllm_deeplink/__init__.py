@@ -13,6 +13,7 @@ This module is imported by every vLLM process, wanted or not, so it imports noth
     termination the signal that ends an engine
     identity    which prompt a request is
     stats       what has happened, through vLLM's own metrics
+    versions    what each version of vLLM has of its own, and which of them runs here
     adapter     vLLM's cache tensors and model config -> cache, layout and contract
     layouts     which of the catalogue's layouts an attention backend uses
     probe       the proof, at start-up, that the declared layout is the real one

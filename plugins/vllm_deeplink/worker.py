@@ -15,7 +15,6 @@ from deeplink.errors import ConfigError, TicketRefused
 from deeplink.kvconnector import compiled
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.cast import parse_consent
-from deeplink.kvconnector.digest import SAMPLED
 from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.tally import Tally, since
 from deeplink.kvconnector.transport.start import start
@@ -68,11 +67,10 @@ class WorkerHalf:
         settings = self._config.kv
         casts = tuple(str(parse_consent(text)) for text in settings.casts)
         tls = adapter.load_tls(settings)
-        every = SAMPLED if settings.digest == "sampled" else 1
         transfer = self._vllm_config.kv_transfer_config
         self._endpoint = Endpoint(
             groups,
-            Settings(settings.host, settings.staging, settings.chunk, settings.digest != "off", tls, every),
+            Settings.of(settings, tls),
             self._secret,
             transfer.engine_id,
             start(

@@ -57,6 +57,9 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
 PLUGINS = Path(__file__).with_name("plugins")
 VERSIONS = tuple(environment.VLLM_CPU_LOCKS)
 DEFAULT = environment.DEFAULT
+CHOSEN = os.environ.get("DEEPLINK_TESTING_VLLM", DEFAULT)
+"""The version of vLLM of every engine that a test does not start with a version of its own."""
+
 START_SECONDS = 400.0
 SERVED = "demo"
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -203,7 +206,7 @@ class Fleet:
             "DEEPLINK_TESTING_FAULT": str(self.fault),
             **values.pop("env", {}),
         }
-        inside = self.of(values.pop("version", DEFAULT))
+        inside = self.of(values.pop("version", CHOSEN))
         engine = Engine(name=name, role=role, port=port, env=env, **values)
         return Running(engine, engines.process(engine, inside, self.overlay, self.folder), inside)
 

@@ -23,6 +23,7 @@ PACKING = {
     "block head (k: dim token | v: token dim)": "CPU",
     "block head (k: token/16 dim/2 token%16 dim%2 | v: dim/16 token/2 dim%16 token%2)": "CPU with AMX",
     "kv | slot head dim": "NHD",
+    "block (k: token head dim | v: token head dim)": "one pool",
 }
 HEAD = """## Handoffs
 

@@ -1,8 +1,9 @@
-"""Prefill by decode over packing and element type, block size and version of vLLM: a pairwise covering array.
+"""Prefill by decode over packing and element type, block size, version of vLLM and ranks: a pairwise covering array.
 
-Every two values of every two of these six factors meet in one of its pairs of real engines; what the others have in
+Every two values of every two of these eight factors meet in one of its pairs of real engines; what the others have in
 common with them byte for byte is test_golden's. Twelve engines are enough: any two factors of one engine meet in them.
-A few are kept running, for the rows come in an order in which they are soon used again.
+Those of two ranks need five rows more. A few engines are kept running, for the rows come in an order in which they are
+soon used again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from deeplink.kvconnector.negotiate import Agreement, negotiate
 
 PACKINGS = ("float32 vec", "float16 vec", "bfloat16 vec", "bfloat16 amx")
 BLOCKS = (32, 64, 128)
+RANKS = (1, 2)
 LENGTHS = (5, 17, 64, 129, 200, 333, 500, 900)
 FORCED = (200, 500, 900)
 """The prompts after which 64 tokens are forced on a 16-bit engine: each is more than one chunk of 128."""
@@ -29,13 +31,28 @@ DRIFT = 0.25
 """How far the log-probability of the first new token may move when the cache comes from fewer bits."""
 
 KEPT = 4
-Side = tuple[str, int, str]
-ENGINES: list[Side] = [
+Kind = tuple[str, int, str]
+Side = tuple[str, int, str, int]
+"""A kind of engine, and one with its number of ranks."""
+
+KINDS: list[Kind] = [
     (packing, block, VERSIONS[(i + j) % len(VERSIONS)])
     for i, packing in enumerate(PACKINGS)
     for j, block in enumerate(BLOCKS)
 ]
-ROWS = sharing(rows(ENGINES), KEPT)
+
+
+def two_ranks(a: Kind, b: Kind, c: Kind, d: Kind) -> list[tuple[Side, Side]]:
+    """Rows with two ranks on either side and on both, from one engine of each packing.
+
+    Chosen so that each value stands beside two ranks on its own side and opposite to them, which a test below proves.
+    """
+    a2, b2, c2, d2 = ((*kind, 2) for kind in (a, b, c, d))
+    return [(a2, (*b, 1)), (b2, c2), (c2, d2), (d2, a2), ((*a, 1), b2)]
+
+
+ROWS: list[tuple[Side, Side]] = [((*one, 1), (*other, 1)) for one, other in sharing(rows(KINDS), KEPT)]
+ROWS += two_ranks(KINDS[0], KINDS[4], KINDS[8], KINDS[9])
 
 
 class Stage:
@@ -65,10 +82,12 @@ class Stage:
             running.process.stop()
 
     def _prepare(self, side: Side) -> Running:
-        packing, block, version = side
+        packing, block, version, ranks = side
         dtype, _, isa = packing.partition(" ")
         env = {"DEEPLINK_TESTING_ISA": isa} if dtype == "bfloat16" else {}
         settings = {"block_size": block, "version": version, "dtype": dtype, "env": env, "kv_mib": 48}
+        if ranks > 1:
+            settings["flags"] = ("--tensor-parallel-size", str(ranks))
         name = "-".join(map(str, side)).replace(" ", "-")
         return self._fleet.prepare(name, "both", model=self._model, config=self._config, **settings)
 
@@ -82,11 +101,11 @@ def stage(fleet: Fleet) -> Iterator[Stage]:
 
 def test_the_array_covers_every_two_values() -> None:
     wanted: set[Any] = set()
-    for a, b in itertools.product(itertools.product(PACKINGS, BLOCKS, VERSIONS), repeat=2):
+    for a, b in itertools.product(itertools.product(PACKINGS, BLOCKS, VERSIONS, RANKS), repeat=2):
         wanted |= covered(a, b)
     assert wanted == set().union(*(covered(*row) for row in ROWS))
     assert len(ROWS) <= 24
-    assert len(set(itertools.chain(*ROWS))) == len(ENGINES)
+    assert len({side for row in ROWS for side in row if side[3] == 1}) == len(KINDS)
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import base64
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -13,10 +14,12 @@ import pytest
 from loopback import SECRET, Gate, Pair, make_side, read
 from wires import eventually
 
+from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError, Reason, TicketRefused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import consumer as consumer_module
 from deeplink.kvconnector.contract import WIRE_VERSION, Contract
+from deeplink.kvconnector.endpoint import Settings
 from deeplink.kvconnector.ticket import Ticket, mint
 from deeplink.kvconnector.transport.base import Push
 
@@ -572,6 +575,12 @@ def test_a_wrong_chunk_is_never_scattered(pair: Pair) -> None:
     pair.quiet()
     assert untouched(pair, before)
     assert pair.consumer.record(ticket).tokens == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("policy", "verify", "every"), [("always", True, 1), ("sampled", True, 8), ("off", False, 1)])
+def test_the_policy_of_the_configuration(policy: Literal["always", "sampled", "off"], verify: bool, every: int) -> None:
+    made = Settings.of(KVSection(digest=policy))
+    assert (made.verify, made.every) == (verify, every)
 
 
 SAMPLED = {"every": 8, "chunk": 1 << 20, "staging": 4 << 20}

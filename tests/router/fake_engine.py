@@ -114,6 +114,7 @@ class FakeEngine:
     health_headers: list[CIMultiDict[str]] = field(default_factory=list)
     others: dict[str, Any] = field(default_factory=dict)
     _runners: list[web.AppRunner] = field(default_factory=list)
+    _servers: list[web.Server] = field(default_factory=list)
 
     async def start(self) -> None:
         api = web.Application(client_max_size=1 << 30)
@@ -133,6 +134,9 @@ class FakeEngine:
     async def stop(self) -> None:
         while self._runners:
             await self._runners.pop().cleanup()
+        # A connection that came while the listener was closed is not among those that were ended with it.
+        for server in self._servers:
+            await server.shutdown(0)
 
     async def stop_api(self) -> None:
         """The control endpoint stays up."""
@@ -152,6 +156,8 @@ class FakeEngine:
         site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
         await site.start()
         self._runners.append(runner)
+        assert runner.server is not None
+        self._servers.append(runner.server)
         return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:

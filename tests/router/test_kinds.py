@@ -266,6 +266,28 @@ def test_blocks_that_do_not_fit_the_prompt_never_reach_the_decode_engine() -> No
     check(test)
 
 
+def test_one_number_that_is_no_blocks_passes_as_it_is() -> None:
+    """Engines with deeplink's own migration backend name a whole cache by it."""
+
+    async def test() -> None:
+        p, d, _ = pair("lmdeploy")
+        async with fleet(p, d, retries=0) as route:
+            original = p.engine.answer
+            assert original is not None
+
+            async def named(request: Any) -> Any:
+                answer = await original(request)
+                changed = {"cache_block_ids": [(1 << 47) + 5], "usage": {"prompt_tokens": 900}}
+                return type(answer)(body=json.dumps(json.loads(answer.body) | changed), content_type="application/json")
+
+            p.engine.answer = named
+            await route.complete({"prompt": "x"})
+            (request,) = d.requests
+            assert request.body["migration_request"]["remote_block_ids"] == [(1 << 47) + 5]
+
+    check(test)
+
+
 def test_two_engines_are_connected_once_and_again_after_a_restart() -> None:
     async def test() -> None:
         p, d, cache = pair("lmdeploy")

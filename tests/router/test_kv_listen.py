@@ -199,3 +199,13 @@ def test_requests_go_where_their_beginning_is() -> None:
                 assert "deeplink_prefix_guesses_total 1.0" in (await route.get("/metrics")).data.decode()
 
     check(test)
+
+
+def test_an_address_that_is_none_is_told() -> None:
+    async def test() -> None:
+        async with Publisher() as publisher:
+            publisher.events = "tcp://no such:1"
+            async with listening(publisher) as (index, _, _):
+                await until(lambda: "cannot be heard" in index.why("a"))
+
+    check(test)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,8 +14,10 @@ from descriptions import VERSIONS, load
 from deeplink.errors import ConfigError
 from deeplink.local.environment import VLLM_CPU_LOCKS
 from vllm_deeplink import versions
-from vllm_deeplink.versions.expected import CONNECTOR, CPU
+from vllm_deeplink.versions import interface
+from vllm_deeplink.versions.expected import CONNECTOR, CPU, GROUPS
 from vllm_deeplink.versions.interface import Interface, Method
+from vllm_deeplink.versions.version import Version
 
 FITS = {"0.27.1": "0.27.1", "0.29.0": "0.29.0", "0.32.0": "0.32.0", "0.33.0": "0.32.0"}
 POOL, HANDSHAKE = f"{CONNECTOR}.bind_gpu_block_pool", f"{CONNECTOR}.set_xfer_handshake_metadata_pp_aware"
@@ -67,6 +70,22 @@ def test_the_tested_versions_have_environments() -> None:
 )
 def test_tested_is_by_series(version: str, tested: bool) -> None:
     assert versions.is_tested(version) is tested
+
+
+@pytest.mark.parametrize("tested", versions.TESTED, ids=lambda tested: tested.name)
+def test_all_that_the_connector_has_for_vllm_is_expected(tested: Version) -> None:
+    """With the parameters that it has them with; a method added to it must be added there too."""
+    package = Path(versions.__file__).parents[1]
+    places = ["connector.py:DeepLinkConnector", f"versions/{tested.reports.__module__.rpartition('.')[2]}.py:Reports"]
+    ours = interface.read(package, "ours", places)
+    methods = {
+        name: tuple(text.rstrip("=") for text in method.parameters)
+        for place in places
+        for name, method in ours.classes[place].methods.items()
+        if not name.startswith("_") or name == "__init__"
+    }
+    expected = {**tested.expected.overridden[CONNECTOR], **tested.expected.overridden[GROUPS]}
+    assert methods == expected
 
 
 def changed(version: str, place: str, **methods: Method | None) -> Interface:

@@ -9,7 +9,8 @@
 - ``--migration-backend deeplink``: one more `MigrationBackend`; with it an engine's connection is `Connection`, its
   loop offers a prompt's cache when it answers, and loads one without keeping others waiting; a request whose cache
   does not come fails alone; sessions whose cache is offered end, and free their blocks, when it is staged; and an
-  answer that offers one has its number as its id, which LMDeploy's router takes for a session's.
+  answer that offers one has its number as its id, which LMDeploy's router takes for a session's. A prefill engine
+  refuses prompts that it would have to compute in pieces, which LMDeploy does not get to the end of.
 """
 
 from __future__ import annotations
@@ -178,6 +179,7 @@ def _add_migration() -> None:
     loop._make_infer_outputs = _offering(loop._make_infer_outputs)
     loop._migration_loop_process_ready = _loading(loop._migration_loop_process_ready)
     engines.Engine._on_end_session = _ending(engines.Engine._on_end_session)
+    engines.Engine.end_session = _dropping(engines.Engine.end_session)
     engines.Engine._loop_finally = _closing(engines.Engine._loop_finally)
     Scheduler.end_session = _leaving(Scheduler.end_session)
     Scheduler.stop_session = _leaving(Scheduler.stop_session)
@@ -221,6 +223,9 @@ def _connection() -> Any:
             self.offered: dict[int, int] = {}
             self.tasks: set[asyncio.Task[None]] = set()
             engine.scheduler.deeplink = self.exchange
+            if engine.engine_config.role.name == "Prefill":
+                # LMDeploy computes the first piece of a longer prompt over and over, and answers nobody any more.
+                engine.max_session_len = min(engine.max_session_len, engine.engine_config.max_prefill_token_num)
 
         def p2p_initialize(self, init_request: Any) -> Any:
             described = DistServeKVTransferEndpointInfo(
@@ -310,6 +315,21 @@ def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
             if req.data.get("response", True):
                 self._response(req.resp, ResponseType.SUCCESS)
         return end(self, others, **keywords)
+
+    return ended
+
+
+def _dropping(end: Callable[..., Any]) -> Callable[..., Any]:
+    """Prefill: a router that gives up frees a session by its answer's id, which here is the handoff's number."""
+    from lmdeploy_deeplink.migration.exchange import NUMBERS
+
+    @functools.wraps(end)
+    def ended(self: Any, session_id: int) -> Any:
+        connection = _ours(self)
+        if connection is None or session_id < NUMBERS:
+            return end(self, session_id)
+        connection.exchange.drop(session_id)
+        return True
 
     return ended
 

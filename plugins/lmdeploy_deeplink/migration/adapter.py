@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector import weights
+from deeplink.kvconnector import rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 PACKED = "lmdeploy-cuda"
 DTYPES = ("bfloat16", "float16")
 ROLES = {"Prefill": "prefill", "Decode": "decode"}
-_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 _BLOCKS = 4
 """How many of the first blocks are looked at for the proof; 3 and 1 are written, so strides and order count too."""
 _FIRST_CODE, _CODES = 0x0400, 0x7B00 - 0x0400
@@ -140,13 +138,12 @@ def read_model(engine: Any, folder: str) -> Model:
     """Model identity, with the weights fingerprint of the checkpoint on disk."""
     config = engine.model_config
     hf = config.hf_config
-    rope = {name: getattr(hf, name) for name in _ROPE if getattr(hf, name, None) is not None}
     quantization = getattr(hf, "quantization_config", None) or {}
     return Model(
         architecture=", ".join(hf.architectures),
         layers=config.num_layers,
         vocabulary=config.vocab_size,
-        rope=json.dumps(rope, sort_keys=True, default=str),
+        rope=rope.canonical(hf),
         quantization=str(quantization.get("quant_method", "none")),
         weights=weights.fingerprint(_folder(folder)),
     )

@@ -4,6 +4,7 @@
 |---|---|---|
 | describe, connect | LMDeploy's router, through the engine | both |
 | offer, settled | the engine's loop, after a prompt has been computed | prefill |
+| drop | a router that gives a request up | prefill |
 | load | the engine's loop, for a request whose cache comes from elsewhere | decode |
 | leave | before a request's blocks are freed | decode |
 
@@ -42,8 +43,9 @@ LOOK = 0.005
 """Seconds between two looks at what has ended."""
 GRACE = 5.0
 """Seconds beyond a handoff's time after which a load that has not been heard of counts as failed."""
-NUMBER_BITS = 48
-"""Of the number that names a handoff: more than a JSON number holds exactly would not come back as it was sent."""
+NUMBERS = 1 << 47
+"""The numbers that name handoffs begin here, so that none is a block's or a session's; there are as many of them, and
+all come back from JSON as they were sent."""
 
 log = logging.getLogger("lmdeploy.deeplink")
 
@@ -69,13 +71,12 @@ class Exchange:
         model = adapter.read_model(engine, folder)
         casts = tuple(str(parse_consent(text)) for text in settings.casts)
         tls = Tls.load(settings.tls.certificate, settings.tls.key, settings.tls.ca) if settings.tls else None
-        verify = settings.digest == "always"
         self._milliseconds = int(settings.foreign_seconds * 1000)
         self._secret = shared.load()
         self._epoch = secrets.token_hex(12)
         self._endpoint = Endpoint(
             (group,),
-            Settings(settings.host, settings.staging, settings.chunk, verify, tls),
+            Settings.of(settings, tls),
             self._secret,
             self._epoch,
             start(
@@ -83,7 +84,7 @@ class Exchange:
                 settings.host,
                 self._secret,
                 settings.trust,
-                verify,
+                settings.digest == "always",
                 {"tcp": {"tls": tls, "streams": settings.streams}},
             ),
             lambda channel, transports: adapter.make_contract(
@@ -131,7 +132,7 @@ class Exchange:
 
     def offer(self, tokens: Sequence[int], extra: Sequence[str], table: Sequence[int]) -> int:
         """Stage the cache of a prompt that is computed; gives the number that the decode engine finds it by."""
-        number = secrets.randbits(NUMBER_BITS)
+        number = NUMBERS + secrets.randbelow(NUMBERS)
         contract = self._endpoint.contract
         ticket = Ticket(_name(self._epoch, number), self._epoch, "", (contract.ranks[0].channel,), self._milliseconds)
         producer = self._endpoint.producer
@@ -144,6 +145,10 @@ class Exchange:
         producer = self._endpoint.producer
         producer.pump()
         return producer.settled(_name(self._epoch, number))
+
+    def drop(self, number: int) -> None:
+        """Nobody will come for this offer any more."""
+        self._endpoint.producer.abort(_name(self._epoch, number))
 
     # -- decode ----------------------------------------------------------------------------------------------
 

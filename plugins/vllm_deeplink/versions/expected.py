@@ -16,6 +16,7 @@ from vllm_deeplink.versions.interface import Interface
 
 CONNECTOR = "distributed/kv_transfer/kv_connector/v1/base.py:KVConnectorBase_V1"
 GROUPS = "distributed/kv_transfer/kv_connector/v1/base.py:SupportsHMA"
+METRICS = "distributed/kv_transfer/kv_connector/v1/metrics.py"
 FACTORY = "distributed/kv_transfer/kv_connector/factory.py:KVConnectorFactory"
 OUTPUT = "v1/core/sched/output.py"
 CACHE = "v1/kv_cache_interface.py"
@@ -114,6 +115,11 @@ COMMON = Expected(
             "shutdown": (),
         },
         GROUPS: {"request_finished_all_groups": ("request", "block_ids")},
+        f"{METRICS}:KVConnectorStats": {"reset": (), "aggregate": ("other",), "reduce": (), "is_empty": ()},
+        f"{METRICS}:KVConnectorPromMetrics": {
+            "__init__": ("vllm_config", "metric_types", "labelnames", "per_engine_labelvalues"),
+            "observe": ("transfer_stats_data", "engine_idx"),
+        },
     },
     called={
         CONNECTOR: {"_get_connector_metadata": ()},
@@ -149,11 +155,15 @@ COMMON = Expected(
             "status",
             "num_prompt_tokens",
             "prompt_token_ids",
+            "prompt_embeds",
+            "output_token_ids",
             "cache_salt",
             "lora_request",
             "mm_features",
             "kv_transfer_params",
         ),
+        f"{METRICS}:KVConnectorStats": ("data",),
+        "v1/outputs.py:KVConnectorOutput": ("finished_sending", "finished_recving"),
         "v1/request.py:RequestStatus": ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"),
         "v1/core/block_pool.py:BlockPool": ("num_gpu_blocks",),
         f"{CACHE}:KVCacheConfig": ("kv_cache_groups",),

@@ -36,6 +36,7 @@ def test_the_reference_passes_every_case(conform: Report) -> None:
     assert sum(row.passed for row in found.rows) >= 1000
     tested = {name: {row.dtype for row in found.rows if row.operator == name} for name in NAMES}
     assert tested == {name: {"float16", "int8"} if name == "transdata" else FLOATS for name in NAMES}
+    assert f"({sum(row.passed for row in found.rows)} in all" in (sections.DOCS / "operators.md").read_text()
     _write(conform)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import HERE, say, variables
 
 from deeplink.local import environment, overlay
+from deeplink.local.environment import Environment
 
-HERE = Path(__file__).parent
 Program = Callable[..., Any]
 
 
@@ -35,5 +35,26 @@ def in_engine() -> Program:
     return run
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr)
+@pytest.fixture(scope="session")
+def lmdeploy() -> Environment:
+    return environment.ensure(environment.LMDEPLOY_CPU, say)
+
+
+@pytest.fixture(scope="session")
+def in_lmdeploy(lmdeploy: Environment) -> Program:
+    """`in_lmdeploy("program.py", …)`: what a program of this folder prints, in LMDeploy's Python."""
+
+    def run(program: str, *argv: str | Path, given: str = "", seconds: float = 300) -> str:
+        done = subprocess.run(
+            [lmdeploy.python, HERE / program, *argv],
+            env={**os.environ, **variables()},
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

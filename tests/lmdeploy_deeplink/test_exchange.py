@@ -165,11 +165,12 @@ def test_another_prompt_is_refused(make: Callable[..., Exchange]) -> None:
     quiet(prefill, decode)
 
 
-def test_another_adapter_is_another_prompt(make: Callable[..., Exchange]) -> None:
+def test_another_adapter_is_refused(make: Callable[..., Exchange]) -> None:
     prefill, decode = pair(make)
     number = prefill.offer(PROMPT, ["lora=a"], [1, 2, 3, 4])
-    with pytest.raises(Refused, match="same prompt"):
+    with pytest.raises(Refused, match="same lora") as caught:
         asyncio.run(decode.load(1, PEER, [number], PROMPT, ["lora=b"], [5]))
+    assert caught.value.field == "lora"
 
 
 def test_other_weights_are_refused_when_they_are_connected(make: Callable[..., Exchange]) -> None:
@@ -209,6 +210,23 @@ def test_what_nobody_comes_for_is_let_go(make: Callable[..., Exchange]) -> None:
     prefill.offer(PROMPT, [], [1, 2, 3, 4])
     assert any(held(prefill))
     quiet(prefill)
+
+
+def test_what_is_given_up_is_let_go_at_once(make: Callable[..., Exchange]) -> None:
+    prefill, decode = pair(make)
+    number = prefill.offer(PROMPT, [], [1, 2, 3, 4])
+    prefill.drop(number)
+    quiet(prefill)
+    with pytest.raises(HandoffError, match="given up"):
+        asyncio.run(decode.load(1, PEER, [number], PROMPT, [], [5]))
+    prefill.drop(number)
+
+
+def test_no_number_is_a_blocks_or_a_sessions(make: Callable[..., Exchange]) -> None:
+    prefill, _ = pair(make)
+    numbers = [prefill.offer([n], [], [n]) for n in range(20)]
+    assert len(set(numbers)) == 20
+    assert all(1 << 47 <= number < 1 << 48 for number in numbers)
 
 
 def test_a_number_is_good_once(make: Callable[..., Exchange]) -> None:

