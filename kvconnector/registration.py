@@ -6,13 +6,17 @@ serves without one. The router takes an engine that has fallen silent for gone, 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import http.client
 import json
 import logging
+import os
 import random
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
@@ -26,6 +30,8 @@ SECONDS = 15.0
 CALL_SECONDS = 4.0
 LEAVE_SECONDS = 1.0
 FIRST_WAIT = 0.5
+LOOK_SECONDS, API_SECONDS = 0.1, 0.5
+"""Between two looks whether this is to end, and whether the API still listens."""
 MAX_ANSWER = 64 << 10
 
 log = logging.getLogger(__name__)
@@ -49,18 +55,35 @@ def name_of(url: str) -> str:
 
 
 class Registration:
-    """Registers from `start` on, in a thread of its own, once the API takes connections; `close` says farewell."""
+    """Registers from `start` on, in a thread of its own, for as long as the API takes connections; `close` says
+    farewell.
 
-    def __init__(self, router: str, presence: Presence, secret: bytes) -> None:
-        """`router` is its URL, https with the host's own authorities. Raises ConfigError for what is none."""
+    An engine may be killed before it has shut down in order, so it leaves as soon as it is known to end: `end_soon` is
+    for the handler of a signal, and an API that stops listening is another sign.
+    """
+
+    def __init__(
+        self, router: str, presence: Presence, secret: bytes, log: logging.Logger = log, api: str | None = None
+    ) -> None:
+        """`router` is its URL, https with the host's own authorities. `api` is where the API listens, as seen from
+        here, if that is not as others see it. Raises ConfigError for what is no router's URL. `log` is one that the
+        engine shows."""
         self._router = Router(router, secret)
         self._presence = presence
+        self._api = api or presence.url
+        self._every = presence.seconds / 3
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="deeplink-registration", daemon=True)
+        self._ending = False
         self._told = ""
+        self._log = log
 
     def start(self) -> None:
         self._thread.start()
+
+    def end_soon(self) -> None:
+        """Leave without being waited for. Takes no lock, so it may be called wherever the main thread happens to be."""
+        self._ending = True
 
     def close(self) -> None:
         """Returns within CALL_SECONDS + LEAVE_SECONDS, whatever the router does."""
@@ -69,14 +92,22 @@ class Registration:
             self._thread.join(CALL_SECONDS + LEAVE_SECONDS)
 
     def _run(self) -> None:
-        # Never longer than between two heartbeats, so a router that comes back soon has its engines.
-        every = self._presence.seconds / 3
-        waits = _waits(every)
-        while not _listening(self._presence.url):
+        while not self._ending and self._wait_for_api():
+            self._stay()
+
+    def _wait_for_api(self) -> bool:
+        """False once this is closed."""
+        waits = _waits(self._every)
+        while _listens(self._api) is not True:
             if self._stop.wait(next(waits)):
-                return
-        waits, registered = _waits(every), False
-        while True:
+                return False
+        return not self._stop.is_set()
+
+    def _stay(self) -> None:
+        """Until the API is gone or this is closed. Tries are never further apart than heartbeats, so a router that
+        comes back soon has its engines."""
+        waits, registered, wait = _waits(self._every), False, 0.0
+        while not self._ends_within(wait):
             try:
                 self._router.put(self._presence)
             except DeeplinkError as exc:
@@ -84,25 +115,37 @@ class Registration:
                 wait = next(waits)
             else:
                 if self._told or not registered:
-                    log.info("registered with the router %s as %s", self._router.url, self._presence.name)
-                waits, registered, self._told = _waits(every), True, ""
-                wait = every
-            if self._stop.wait(wait):
-                break
+                    self._log.info("registered with the router %s as %s", self._router.url, self._presence.name)
+                waits, registered, wait, self._told = _waits(self._every), True, self._every, ""
         if registered:
             self._leave()
+
+    def _ends_within(self, seconds: float) -> bool:
+        now = time.monotonic()
+        until, look = now + seconds, now + API_SECONDS
+        while not self._ending and not self._stop.is_set():
+            now = time.monotonic()
+            if now >= until:
+                return False
+            if now >= look:
+                look = now + API_SECONDS
+                if _listens(self._api) is False:  # one that is merely busy does not refuse
+                    return True
+            self._stop.wait(min(until - now, LOOK_SECONDS))
+        return True
 
     def _tell(self, why: str) -> None:
         """Once for each reason, not at every try."""
         if why != self._told:
-            log.warning("the router %s does not have this engine, which goes on: %s", self._router.url, why)
+            self._log.warning("the router %s does not have this engine, which goes on: %s", self._router.url, why)
             self._told = why
 
     def _leave(self) -> None:
         try:
             self._router.delete(self._presence)
         except DeeplinkError as exc:
-            log.info("the router %s will notice by itself that this engine is gone: %s", self._router.url, exc)
+            why = "the router %s will notice by itself that this engine is gone: %s"
+            self._log.info(why, self._router.url, exc)
 
 
 class Router:
@@ -150,6 +193,21 @@ class Router:
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
 
 
+def leave_at_exit(router: str, presence: Presence, secret: bytes) -> None:
+    """When this process ends in order, the engine has left its router: for the process that started the engine, which
+    may kill the engine's own before those could say so. To leave twice is no harm, nor where another incarnation has
+    registered meanwhile."""
+    known, process = Router(router, secret), os.getpid()
+
+    def leave() -> None:
+        # A child that was forked ends too, and the engine goes on. A router that is away notices by itself.
+        if os.getpid() == process:
+            with contextlib.suppress(DeeplinkError):
+                known.delete(presence)
+
+    atexit.register(leave)
+
+
 def check_url(url: str) -> str:
     """A router's URL without a slash at its end. Raises ConfigError."""
     try:
@@ -188,14 +246,17 @@ def _refused(status: int, data: bytes) -> DeeplinkError:
     return InvalidRequest(f"it answers {status}: {message}", field=field)
 
 
-def _listening(url: str) -> bool:
-    """Whether the API takes connections: it does so once the engine is ready, long after its control endpoint."""
+def _listens(url: str) -> bool | None:
+    """Whether the API takes connections: it does so once the engine is ready, long after its control endpoint. None
+    if that is not to be found out."""
     parts = urlsplit(url)
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname or "", port), timeout=1.0).close()
-    except OSError:
+    except ConnectionRefusedError:
         return False
+    except OSError:
+        return None
     return True
 
 

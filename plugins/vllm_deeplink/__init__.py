@@ -10,6 +10,7 @@ This module is imported by every vLLM process, wanted or not, so it imports noth
     scheduler     the half in the engine-core process: which request hands over what
     worker        the half in the process that holds the cache
     orders      what the scheduler half tells the worker half each step
+    termination the signal that ends an engine
     identity    which prompt a request is
     stats       what has happened, through vLLM's own metrics
     versions    what each version of vLLM has of its own, and which of them runs here

@@ -136,7 +136,7 @@ def registration(asked: Asked, settings: config.Config, api: str | None) -> dict
                     remedy=f"set {field} in deeplink.toml to an address of this host; for a router on this host, "
                     "name it as 127.0.0.1",
                 )
-    return {"router": router, "url": url, "name": section.name or name_of(url)}
+    return {"router": router, "url": url, "name": section.name or name_of(url), "api": api or url}
 
 
 def is_loopback(address: str) -> bool:

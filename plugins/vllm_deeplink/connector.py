@@ -36,7 +36,7 @@ from deeplink import config, secret
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.registration import Presence, Registration
-from vllm_deeplink import adapter, versions
+from vllm_deeplink import adapter, termination, versions
 from vllm_deeplink.orders import Orders, RankContract
 from vllm_deeplink.stats import DeepLinkPromMetrics, DeepLinkStats
 
@@ -105,8 +105,9 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         if (where := self._register) is not None:
             control = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             presence = Presence(where["name"], where["url"], control, contract.epoch)
-            self._registration = Registration(where["router"], presence, self._secret)
+            self._registration = Registration(where["router"], presence, self._secret, log, where["api"])
             self._registration.start()
+            termination.also(self._registration.end_soon)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None

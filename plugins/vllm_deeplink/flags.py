@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deeplink import config
+from deeplink import config, secret
 from deeplink.errors import ConfigError
+from deeplink.kvconnector.registration import Presence, leave_at_exit
 from vllm_deeplink import CONNECTOR, platform
 from vllm_deeplink.asked import (
     ROLES,
@@ -25,6 +26,9 @@ from vllm_deeplink.asked import (
     transfer_config,
     without_table,
 )
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig
 
 
 def install() -> None:
@@ -45,7 +49,9 @@ def install() -> None:
 
     def with_table_or_environment(self: Any, *arguments: Any, **options: Any) -> Any:
         _complete(self)
-        return create_engine_config(self, *arguments, **options)
+        made = create_engine_config(self, *arguments, **options)
+        _leave_at_exit(made.kv_transfer_config)
+        return made
 
     EngineArgs.add_cli_args = staticmethod(with_flags)
     EngineArgs.from_cli_args = classmethod(with_values)
@@ -113,6 +119,17 @@ def _complete(arguments: Any) -> None:
     arguments.kv_transfer_config = transfer_config((table or Asked()).over(by_environment()))
     arguments.additional_config = without_table(additional)
     platform.attach()
+
+
+def _leave_at_exit(transfer: KVTransferConfig | None) -> None:
+    """This process starts the engine's others, and outlives them."""
+    if transfer is None or transfer.kv_connector != CONNECTOR:
+        return
+    where = transfer.kv_connector_extra_config.get("registration")
+    if where is not None:
+        settings = config.load(transfer.kv_connector_extra_config.get("config"))
+        presence = Presence(where["name"], where["url"], "", transfer.engine_id)
+        leave_at_exit(where["router"], presence, secret.load(settings.secret_file))
 
 
 def _two_connectors(theirs: str) -> ConfigError:

@@ -112,6 +112,7 @@ def test_a_file_of_vllms(fleet: Fleet, settings: Path) -> None:
     found = ask(fleet, ["--config", str(file)])
     assert (found["role"], found["control_port"], found["on_failure"]) == ("kv_consumer", 7000, "recompute")
     where = {"router": "http://127.0.0.1:9999", "url": "http://127.0.0.1:8000", "name": "127.0.0.1:8000"}
+    where["api"] = where["url"]
     assert found["registration"] == where
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -118,6 +119,44 @@ def test_not_before_its_api_takes_connections(at: RouterAt) -> None:
     check(test)
 
 
+def test_it_leaves_when_its_api_stops_listening(at: RouterAt) -> None:
+    """The first that a server does when it is told to end, and an engine may be killed before it is closed."""
+
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), at.up():
+            url = engine.url
+            async with registered(at, engine, seconds=60.0):
+                await at.has("rack 1/e")
+                await engine.stop_api()
+
+                async def left() -> None:
+                    while await at.engines():
+                        await asyncio.sleep(0.02)
+
+                await asyncio.wait_for(left(), 10)
+                await engine._serve(web.Application(), url)
+                await at.has("rack 1/e")
+
+    check(test)
+
+
+def test_it_leaves_when_it_is_about_to_end(at: RouterAt) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), at.up(), registered(at, engine, seconds=60.0) as made:
+            await at.has("rack 1/e")
+            made.end_soon()
+
+            async def left() -> None:
+                while await at.engines():
+                    await asyncio.sleep(0.02)
+
+            await asyncio.wait_for(left(), 10)
+
+    check(test)
+
+
 def test_a_restarted_engine_has_a_new_epoch_at_once(at: RouterAt) -> None:
     async def test() -> None:
         engine = FakeEngine("e", make_contract("both"))
@@ -137,6 +176,32 @@ def test_a_restarted_engine_has_a_new_epoch_at_once(at: RouterAt) -> None:
                     await asyncio.to_thread(old.close)
                     assert (await at.engines())["rack 1/e"]["epoch"] == engine.contract.epoch
             assert await at.engines() == {}
+
+    check(test)
+
+
+LEAVES = """
+import sys
+from deeplink.kvconnector.registration import Presence, leave_at_exit
+
+router, epoch = sys.argv[1:]
+leave_at_exit(router, Presence("rack 1/e", "", "", epoch), %r)
+"""
+
+
+def test_the_process_that_started_it_leaves_for_it(at: RouterAt) -> None:
+    """As where the engine's own are killed. Not for an incarnation that came after."""
+
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), at.up(), registered(at, engine, seconds=60.0) as made:
+            await at.has("rack 1/e")
+            for epoch, left in (("an earlier one", False), (engine.contract.epoch, True)):
+                command = [sys.executable, "-c", LEAVES % SECRET, at.url, epoch]
+                process = await asyncio.create_subprocess_exec(*command)
+                assert await asyncio.wait_for(process.wait(), 15) == 0
+                assert (await at.engines() == {}) is left
+            made.end_soon()
 
     check(test)
 

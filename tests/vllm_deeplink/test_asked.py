@@ -103,10 +103,13 @@ HERE, THERE = "http://127.0.0.1:8000", "http://10.0.0.9:8000"
 
 def test_what_a_router_is_told() -> None:
     assert registers(None, HERE) is None
-    assert registers(HERE + "/", HERE) == {"router": HERE, "url": HERE, "name": "127.0.0.1:8000"}
+    assert registers(HERE + "/", HERE) == {"router": HERE, "url": HERE, "name": "127.0.0.1:8000", "api": HERE}
     more = {"router": THERE, "name": "a", "url": "https://a.example"}
-    assert registers(None, None, registration=more, kv={"host": "10.0.0.1"}) == more
-    assert registers(HERE, None, registration=more) == {**more, "router": HERE}
+    assert registers(None, None, registration=more, kv={"host": "10.0.0.1"}) == {
+        **more,
+        "api": more["url"],
+    }
+    assert registers(HERE, HERE, registration=more) == {**more, "router": HERE, "api": HERE}
 
 
 @pytest.mark.parametrize(
