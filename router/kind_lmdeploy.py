@@ -34,6 +34,8 @@ MAX_LINK = 1 << 20
 LINK_SECONDS = 30.0
 OPAQUE = 1 << 47
 """From here on a number is no block's: deeplink's own migration backend names a whole cache by one of these."""
+BACKEND, OURS = "migration_backend", "deeplink"
+"""What LMDeploy's engines with deeplink in them add to their configuration."""
 _SUCCESS = (0, 1, "SUCCESS")
 """How releases have written that a connection came about; failing is 2."""
 
@@ -63,6 +65,9 @@ class Lmdeploy:
         first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
         settings = {name: said.text(info.get(name)) for name in SHARED if name in info}
         settings |= {"model": said.text(first.get("id")), "dtype": "", "chip": "", "protocol": "rdma"}
+        if info.get(BACKEND) == OURS:
+            # The engines compare contracts when they are connected, and convert between block sizes.
+            settings |= dict.fromkeys(("block_size", "dtype", "chip"), "by contract") | {BACKEND: OURS}
         return Said(alone=engine.role == "both", settings=settings, facts={"config": json.dumps(info)})
 
     async def up(self, engine: Engine, probe: Probe) -> None:

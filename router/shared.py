@@ -36,6 +36,8 @@ SETTLE = 5.0
 """Seconds in which all routers tell again what a Redis that was away may have lost."""
 STALE = 3.0
 """Seconds after which a router that says nothing new is taken to have no load."""
+FORGET = 60.0
+"""Seconds after which what such a router left in Redis is removed."""
 CALL_SECONDS = 1.0
 MAX_VALUE = 64 << 10
 MAX_VALUES = 10_000
@@ -82,6 +84,7 @@ class Shared:
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._theirs: set[str] = set()
         self._drained: set[str] = set()
+        self._gone: list[str] = []
         self._beat = 0
         self._settling = 0.0
         self._ours_draining: set[str] = set()
@@ -161,11 +164,14 @@ class Shared:
                     pipe.hset("deeplink:draining", name, self._sealed(name, b"1"))
                 else:
                     pipe.hdel("deeplink:draining", name)
+            for router in self._gone:
+                pipe.hdel("deeplink:load", router)
             counts = msgspec.msgpack.encode((time.monotonic(), self.admission.load.counts()))
             pipe.hset("deeplink:load", self.name, self._sealed(self.name, counts))
             for key in ("engines", "draining", "load"):
                 pipe.hgetall(f"deeplink:{key}")
             answers = await pipe.execute()
+        self._gone.clear()
         for name, value in told.items():
             if self._told.get(name) == value:
                 del self._told[name]
@@ -224,6 +230,8 @@ class Shared:
     def _load(self, found: dict[bytes, bytes]) -> None:
         total: dict[str, list[int]] = {}
         for router, value, age in self._fresh("load", found):
+            if age > FORGET:
+                self._gone.append(router)
             counts = None if router == self.name or age > STALE else self._opened(router, value, tuple[float, Counts])
             for name, each in (counts[1] if counts else {}).items():
                 sums = total.setdefault(name, [0, 0, 0])

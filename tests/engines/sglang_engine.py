@@ -28,12 +28,12 @@ def prepare(fleet: Fleet, name: str, role: str, *, page: int, **settings: Any) -
     api, port = engines.free_ports(2)
     values: dict[str, Any] = {"model": fleet.model, "config": fleet.config, "served_name": SERVED, **settings}
     engine = Engine(name=name, role=role, port=api, block_size=page, **values)
-    return Running(engine, _process(fleet, engine, port))
+    return Running(engine, _process(fleet, engine, port), installed())
 
 
 def again(fleet: Fleet, running: Running) -> Running:
     """A new incarnation on the same ports, not started."""
-    return Running(running.engine, _process(fleet, running.engine, bootstrap(running)))
+    return Running(running.engine, _process(fleet, running.engine, bootstrap(running)), installed())
 
 
 def bootstrap(running: Running) -> int:

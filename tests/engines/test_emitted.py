@@ -145,10 +145,10 @@ env = {{VLLM_CPU_OMP_THREADS_BIND = "nobind", OMP_NUM_THREADS = "{threads}"}}
 [[chips]]
 name = "{role} threads"
 profile = "cpu-x86"
-tflops = 0.1
+tflops = 2
 memory_gb = 4
-memory_gb_per_s = 15
-source = "assumed"
+memory_gb_per_s = 100
+source = "more than there can be"
 """
 
 
@@ -185,11 +185,12 @@ def test_up_starts_a_placement_and_ends_it(fleet: Fleet, on_cpu: Path) -> None:
 
 
 def test_up_says_which_engine_did_not_start(fleet: Fleet, on_cpu: Path) -> None:
-    text = (on_cpu / "placement.toml").read_text().replace('"64"', '"63"')
+    text = (on_cpu / "placement.toml").read_text().replace('"--enforce-eager"', '"--no-such-flag"', 1)
     (on_cpu / "wrong.toml").write_text(text)
     done = run("up", on_cpu / "wrong.toml", "--once", "--model", fleet.model, code=1)
-    assert "prefill-prefill" in done.stderr
-    assert "ended with status" in done.stderr
+    assert "-prefill-tp1" in done.stderr or "decode-tp1" in done.stderr
+    assert "ended with status 2" in done.stderr
+    assert "--no-such-flag" in done.stderr
 
 
 def test_measure_profiles_a_real_engine(fleet: Fleet, on_cpu: Path) -> None:

@@ -150,4 +150,5 @@ def test_several_cache_groups_are_refused_by_name(fleet: Fleet, version: str) ->
     engine = fleet.prepare(f"hybrid-{version}", "both", version=version, model=fleet.tiny("hybrid"), kv_mib=64)
     with pytest.raises(LocalError):
         fleet.start(engine)
-    assert "KV cache groups: ours 2, theirs 1" in (fleet.folder / f"hybrid-{version}.log").read_text()
+    # Two kinds of layers, which vLLM puts into three groups of equal size.
+    assert "KV cache groups: ours 3, theirs 1" in (fleet.folder / f"hybrid-{version}.log").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,6 +87,11 @@ def test_several_at_once(stack: Stack) -> None:
     with ThreadPoolExecutor(6) as pool:
         texts = list(pool.map(lambda length: stack.text(stack.proxy, words(length)), range(20, 32)))
     assert texts == [stack.text(stack.decode, words(length)) for length in range(20, 32)]
+
+
+def test_an_engine_says_that_it_compares_contracts(stack: Stack) -> None:
+    told = json.loads(http(f"{stack.decode.url}/distserve/engine_info").json)
+    assert (told["migration_backend"], told["block_size"]) == ("deeplink", 64)
 
 
 def test_chat(stack: Stack) -> None:

@@ -232,7 +232,7 @@ class Kin:
     async def _initialize(self, request: web.Request) -> web.StreamResponse:
         given = await request.json()
         assert given["local_engine_id"] == self.engine.url
-        assert given["local_engine_config"]["block_size"] == BLOCK
+        assert given["local_engine_config"]["block_size"] == self.said.get("block_size", BLOCK)
         ends = {"zmq_address": f"of {self.name}"}, [{"protocol": given["protocol"], "endpoint_info": self.name}]
         return web.json_response({"status": 1, "engine_endpoint_info": ends[0], "kvtransfer_endpoint_info": ends[1]})
 

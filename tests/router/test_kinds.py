@@ -112,6 +112,33 @@ def test_what_engines_say_of_themselves_counts_as_declared(kind: str, name: str)
     check(test)
 
 
+def test_engines_that_compare_contracts_themselves_may_have_unlike_blocks() -> None:
+    async def test() -> None:
+        p, d, cache = pair("lmdeploy", said={"migration_backend": "deeplink", "block_size": "64"})
+        p.said = {"migration_backend": "deeplink"}
+        for one in (p, d):
+            for name in ("chip", "dtype"):
+                one.engine.declared["settings"].pop(name, None)
+        async with fleet(p, d) as route:
+            got = await route.complete({"prompt": "x"})
+            assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff"), got.data
+            await nothing_is_left(route, cache)
+
+    check(test)
+
+
+def test_one_engine_that_compares_contracts_is_not_enough() -> None:
+    async def test() -> None:
+        p, d, _ = pair("lmdeploy", said={"migration_backend": "deeplink"})
+        async with fleet(p, d) as route:
+            got = await route.complete({"prompt": "x"})
+            assert got.status == 503
+            assert got.error["field"].startswith("settings.")
+            assert not p.requests + d.requests
+
+    check(test)
+
+
 @BOTH
 def test_a_setting_that_nobody_knows_is_asked_for(kind: str) -> None:
     async def test() -> None:

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("redis")
@@ -224,6 +225,35 @@ def test_what_others_write_into_redis_is_not_believed(tmp_path: Path) -> None:
             assert names(one) == names(other) == {"e"}
             assert not one.app[ADMISSION].draining
             assert (await one.complete({"prompt": "x"})).status == 200
+
+    check(test)
+
+
+def test_what_a_router_that_was_killed_left_is_no_load_and_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "STALE", 0.2)
+    monkeypatch.setattr(shared, "FORGET", 0.6)
+
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with (
+            running(engine),
+            routers(tmp_path, engine) as (server, one, other),
+            Redis.from_url(server.url) as client,
+        ):
+            dead = shared.Shared("", SECRET, one.app[FLEET], one.app[ADMISSION], name="dead")
+            counts = msgspec.msgpack.encode((1.0, {"e": (7, 8, 9)}))
+            await client.hset("deeplink:load", "dead", dead._sealed("dead", counts))
+            await until(lambda: one.app[ADMISSION].load.all("e") == (7, 8, 9))
+            await until(lambda: other.app[ADMISSION].load.all("e") == (0, 0, 0))
+            for _ in range(300):
+                if not await client.hexists("deeplink:load", "dead"):
+                    break
+                await asyncio.sleep(0.01)
+            assert set(await client.hkeys("deeplink:load")) == {
+                route.app[SHARED].name.encode() for route in (one, other)
+            }
 
     check(test)
 

@@ -6,7 +6,7 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from descriptions import VERSIONS, load
@@ -38,19 +38,31 @@ def test_every_description_is_judged() -> None:
 
 @pytest.mark.parametrize(("version", "taken"), FITS.items())
 def test_fits(version: str, taken: str) -> None:
-    assert versions.choose(load(version)).name == taken
+    assert versions.choose(load(version), cpu=True).name == taken
+    assert versions.choose(load(version), cpu=False).name == taken
     assert versions.is_tested(version) == (version == taken)
 
 
 @pytest.mark.parametrize(("version", "field"), REFUSED.items())
-def test_refused_because_of(version: str, field: str) -> None:
+def test_refused_on_a_cpu_because_of(version: str, field: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        versions.choose(load(version))
+        versions.choose(load(version), cpu=True)
     assert caught.value.field == field
     assert caught.value.theirs == "nothing"
     assert version in caught.value.message
     assert field.rpartition(".")[2] in caught.value.message
     assert "use vLLM 0.27.1, 0.29.0, 0.32.0" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("version", "field"), REFUSED.items())
+def test_elsewhere_only_the_attention_of_cpus_does_not_count(version: str, field: str) -> None:
+    if field == WRITE:
+        assert versions.choose(load(version), cpu=False).name == "0.29.0"
+        return
+    with pytest.raises(ConfigError) as caught:
+        versions.choose(load(version), cpu=False)
+    assert caught.value.field == field
+    assert CPU not in caught.value.message
 
 
 def test_the_tested_versions_have_environments() -> None:
@@ -109,20 +121,20 @@ def test_what_differs_is_named(methods: dict[str, Method], where: str, theirs: s
     """Also for a tested version, which a vendor may have changed without another name."""
     for version in ("0.33.0", "0.32.0"):
         with pytest.raises(ConfigError, match=rf"vLLM {version} has another interface") as caught:
-            versions.choose(changed(version, CONNECTOR, **methods))
+            versions.choose(changed(version, CONNECTOR, **methods), cpu=True)
         assert (caught.value.field, caught.value.theirs) == (f"{CONNECTOR}.{where}", theirs)
 
 
 def test_a_parameter_more_with_a_default_is_no_difference_for_what_we_call() -> None:
     more = Method(("step=", "*more", "**others"))
-    assert versions.choose(changed("0.32.0", CONNECTOR, _get_connector_metadata=more)).name == "0.32.0"
+    assert versions.choose(changed("0.32.0", CONNECTOR, _get_connector_metadata=more), cpu=True).name == "0.32.0"
 
 
 def test_between_two_tested_versions_it_is_the_newest_that_fits() -> None:
     """0.30 and 0.31 are not tested; a vLLM without results by request is taken as 0.29."""
     found = load("0.29.0")
-    assert versions.choose(Interface("0.31.0", found.classes)).name == "0.29.0"
-    assert versions.choose(Interface("0.30.0", load("0.32.0").classes)).name == "0.32.0"
+    assert versions.choose(Interface("0.31.0", found.classes), cpu=True).name == "0.29.0"
+    assert versions.choose(Interface("0.30.0", load("0.32.0").classes), cpu=True).name == "0.32.0"
 
 
 def test_several_cache_groups_need_failures_by_request() -> None:
@@ -141,7 +153,10 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: pytest.TempPathFactory)
     """A vLLM to be found by `current`, whose sources are not there."""
     made = ModuleType("vllm")
     made.__file__ = f"{tmp_path}/__init__.py"
+    platforms = ModuleType("vllm.platforms")
+    platforms.current_platform = SimpleNamespace(is_cpu=lambda: True)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", made)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     versions.current.cache_clear()
     return made
 

@@ -9,7 +9,8 @@
 - ``--migration-backend deeplink``: one more `MigrationBackend`; with it an engine's connection is `Connection`, its
   loop offers a prompt's cache when it answers, and loads one without keeping others waiting; a request whose cache
   does not come fails alone; sessions whose cache is offered end, and free their blocks, when it is staged; and an
-  answer that offers one has its number as its id, which LMDeploy's router takes for a session's. A prefill engine
+  answer that offers one has its number as its id, which LMDeploy's router takes for a session's; what an engine says of
+  itself names its migration backend, by which deeplink's router knows that contracts are compared. A prefill engine
   refuses prompts that it would have to compute in pieces, which LMDeploy does not get to the end of.
 """
 
@@ -72,6 +73,8 @@ def _add_option(device: str) -> None:
         words = parse(*args, **keywords)
         if getattr(words, "backend", None) == OPTION:
             words.backend, words.device = "pytorch", device
+        if getattr(words, "migration_backend", None) == OPTION:
+            _tell_routers()
         return words
 
     CLI.parser.parse_args = parse_args
@@ -184,6 +187,18 @@ def _add_migration() -> None:
     Scheduler.end_session = _leaving(Scheduler.end_session)
     Scheduler.stop_session = _leaving(Scheduler.stop_session)
     _answer_with_the_number()
+
+
+def _tell_routers() -> None:
+    """What this engine says of itself has its migration backend in it; LMDeploy's router does not mind."""
+    endpoints = import_module("lmdeploy.serve.openai.endpoints.distserve")
+    name = "DistServeEngineConfig"
+    told: Any = getattr(endpoints, name)
+
+    class Told(told):
+        migration_backend: str = OPTION
+
+    setattr(endpoints, name, Told)
 
 
 def _add_member(kind: Any) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from deeplink.errors import ConfigError
 from vllm_deeplink.versions import interface, v0_27, v0_29, v0_32
+from vllm_deeplink.versions.expected import CPU
 from vllm_deeplink.versions.interface import Interface
 from vllm_deeplink.versions.version import Version
 
@@ -34,9 +35,10 @@ PLACES = tuple(dict.fromkeys(place for version in TESTED for place in version.ex
 def current() -> Version:
     """The version that runs here. Raises ConfigError for one whose interface differs from every tested one's."""
     import vllm
+    from vllm.platforms import current_platform
 
     here = interface.read(Path(vllm.__file__).parent, vllm.__version__, PLACES)
-    chosen = choose(here)
+    chosen = choose(here, cpu=current_platform.is_cpu())
     if not is_tested(here.version):
         log.warning(
             "vLLM %s is not among the versions that deeplink is tested with (%s). Its interface is that of %s, as far "
@@ -53,10 +55,14 @@ def is_tested(version: str) -> bool:
     return bool(_same_series(version))
 
 
-def choose(found: Interface) -> Version:
-    """The tested version to take `found` as. Raises ConfigError naming what differs from the most alike."""
+def choose(found: Interface, *, cpu: bool) -> Version:
+    """The tested version to take `found` as. Raises ConfigError naming what differs from the most alike.
+
+    `cpu`: it computes on a CPU, and so uses the attention that comes with vLLM for that.
+    """
     candidates = _same_series(found.version) or TESTED
-    differences = {tested.name: tested.expected.differences(found) for tested in candidates}
+    expected = {tested.name: tested.expected if cpu else tested.expected.without(CPU) for tested in candidates}
+    differences = {name: one.differences(found) for name, one in expected.items()}
     for tested in candidates:
         if not differences[tested.name]:
             return tested

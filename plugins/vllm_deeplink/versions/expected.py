@@ -58,6 +58,14 @@ class Expected:
         """Of all methods and attributes."""
         return {name for kind in (self.overridden, self.called, self.read) for names in kind.values() for name in names}
 
+    def without(self, module: str) -> Expected:
+        """What is left where `module` of vLLM is not used."""
+        return Expected(
+            {place: methods for place, methods in self.overridden.items() if not place.startswith(f"{module}:")},
+            {place: methods for place, methods in self.called.items() if not place.startswith(f"{module}:")},
+            {place: names for place, names in self.read.items() if not place.startswith(f"{module}:")},
+        )
+
     def differences(self, interface: Interface) -> list[Difference]:
         """Everything in which `interface` is not what is expected; empty when it fits."""
         found: list[Difference] = []
