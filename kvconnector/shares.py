@@ -146,8 +146,11 @@ def takes(
 def gap(producer: Contract, consumer: Contract) -> str:
     """What a rank of some data-parallel replica would not get from some replica of the producer; empty when all do."""
     numbers = _numbers(consumer)
-    sources = [_replica(numbers, producer, dp) for dp in _unlike(producer)]
-    targets = [_replica(numbers, consumer, dp) for dp in _unlike(consumer)]
+    sources, targets = (
+        # Once more by what of the consumer's layers they hold: what else they do makes no difference here.
+        {str(made): made for made in (_replica(numbers, side, dp) for dp in _unlike(side))}.values()
+        for side in (producer, consumer)
+    )
     found = (_match(numbers, ours, theirs)[1] for ours in sources for theirs in targets)
     return next(filter(None, found), "")
 

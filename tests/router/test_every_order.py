@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import pytest
 from aiohttp import web
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from deeplink.router import kind_vllm
 from deeplink.router.parts import ADMISSION
 
 from .fake_engine import CHUNKS, FakeEngine, answers, cut_short, dies, make_contract, running, stream
@@ -67,6 +69,16 @@ engines = st.builds(
     st.lists(st.sampled_from(OUTCOMES), min_size=1, max_size=3),
     st.sampled_from(["staged", "filling", "drained", "failed"]),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _impatient() -> Iterator[None]:
+    """What reads a cache that was prefilled in vain may ask an engine that never answers, and is given up sooner."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind_vllm, "SPEND_SECONDS", 1.0)
+        yield
+
+
 STEPS = ["p0", "p1", "d0", "d1", "leave", "restart p0", "restart d0", "tick"]
 
 
