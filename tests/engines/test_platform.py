@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import vendor
+import made_vendor
 from fleet import Fleet
 from test_flags import ask
 
@@ -27,7 +27,7 @@ def site(fleet: Fleet, name: str, *plugins: str, more: str = "pass") -> Path:
     folder = fleet.folder / f"site-{name}"
     for plugin in plugins:
         serves = f'return "vllm_{plugin}.platform.NPUPlatform"'
-        vendor.install(folder, plugin, serves, platform=NPU.format(more=more))
+        made_vendor.install(folder, plugin, serves, platform=NPU.format(more=more))
     return folder
 
 
@@ -54,7 +54,7 @@ def test_two_vendors(fleet: Fleet) -> None:
 def test_a_stale_installation(fleet: Fleet) -> None:
     """vLLM itself would go on, on the processor."""
     folder = fleet.folder / "site-stale"
-    vendor.install(folder, "npu", None)
+    made_vendor.install(folder, "npu", None)
     told = ask(fleet, [*ASKED, str(fleet.model)], folder)
     assert "PluginError: vLLM's platform plugin 'npu' (vllm_npu:register) of vllm-npu 1.2 fails" in told
     assert "pip uninstall vllm-npu" in told

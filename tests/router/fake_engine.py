@@ -134,7 +134,8 @@ class FakeEngine:
     async def stop(self) -> None:
         while self._runners:
             await self._runners.pop().cleanup()
-        # A connection that came while the listener was closed is not among those that were ended with it.
+        # A connection that was just being accepted is not among those that were ended with the listener.
+        await asyncio.sleep(0.01)
         for server in self._servers:
             await server.shutdown(0)
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import made_vendor
 import pytest
-import vendor
 
 from deeplink.chips.catalogue import ascend
 from vllm_deeplink import platform, vendors
@@ -61,7 +61,7 @@ def test_its_plugin_is_found_by_what_is_known_of_the_chip(recorded: dict[str, An
     package, _, offered = recorded["platform"].rpartition(".")
     assert package == f"{module}.platform"
     body = f"class {offered}:\n    pass\n"
-    vendor.install(site, name, f'return "{recorded["platform"]}"', platform=body, module=module)
+    made_vendor.install(site, name, f'return "{recorded["platform"]}"', platform=body, module=module)
     serving = vendors.check(vendors.look())
     assert serving is not None
     plugins = {served.plugin for profile in ascend.PROFILES for served in profile.served if served.engine == "vLLM"}

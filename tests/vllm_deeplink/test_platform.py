@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import made_vendor
 import pytest
-import vendor
 
 from deeplink.errors import ConfigError
 from vllm_deeplink import platform, platform_plugin
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_it_offers_no_platform_but_explains(
     site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    vendor.install(site, "gone", None)
+    made_vendor.install(site, "gone", None)
     monkeypatch.setenv(platform.VARIABLE, "auto")
     assert platform_plugin() is None  # type: ignore[func-returns-value]
     assert not caplog.records
@@ -126,7 +126,7 @@ def test_whoever_wants_the_processor_is_told_nothing(
     site: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """vLLM then looks at no plugin, so none of them can be in its way."""
-    vendor.install(site, "gone", None)
+    made_vendor.install(site, "gone", None)
     monkeypatch.setenv(platform.VARIABLE, "deeplink")
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "CPU")
     platform_plugin()

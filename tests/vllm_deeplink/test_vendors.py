@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import made_vendor
 import pytest
-import vendor
 from host import Host
 
 from deeplink.chips.catalogue import ascend, hygon
@@ -28,13 +28,13 @@ def test_none(site: Path) -> None:
 
 
 def test_deeplinks_own_is_none(site: Path) -> None:
-    vendor.install(site, "deeplink_platform", distribution="deeplink-again", module="vllm_deeplink")
+    made_vendor.install(site, "deeplink_platform", distribution="deeplink-again", module="vllm_deeplink")
     assert vendors.look() == ()
 
 
 def test_one_that_serves(site: Path) -> None:
-    vendor.install(site, "ascend", 'return "vllm_ascend.platform.Platform"', platform=CLASS)
-    vendor.install(site, "musa")
+    made_vendor.install(site, "ascend", 'return "vllm_ascend.platform.Platform"', platform=CLASS)
+    made_vendor.install(site, "musa")
     ascend_, musa = vendors.look()
     assert (ascend_.name, ascend_.distribution, ascend_.version) == ("ascend", "vllm-ascend", "1.2")
     assert musa.serves is None
@@ -43,7 +43,7 @@ def test_one_that_serves(site: Path) -> None:
 
 def test_two_that_serve(site: Path) -> None:
     for name in ("ascend", "musa"):
-        vendor.install(site, name, f'return "vllm_{name}.platform.Platform"', platform=CLASS)
+        made_vendor.install(site, name, f'return "vllm_{name}.platform.Platform"', platform=CLASS)
     error = refused()
     for word in ("'ascend' (vllm_ascend:register) of vllm-ascend 1.2", "'musa'", "vllm-musa 1.2"):
         assert word in error.message
@@ -54,7 +54,7 @@ def test_two_that_serve(site: Path) -> None:
 
 def test_two_that_serve_and_one_is_left_out(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ascend", "musa"):
-        vendor.install(site, name, f'return "vllm_{name}.platform.Platform"', platform=CLASS)
+        made_vendor.install(site, name, f'return "vllm_{name}.platform.Platform"', platform=CLASS)
     monkeypatch.setenv(vendors.ALLOWED, "deeplink_engine, musa")
     serving = vendors.check(vendors.look())
     assert serving is not None
@@ -64,8 +64,8 @@ def test_two_that_serve_and_one_is_left_out(site: Path, monkeypatch: pytest.Monk
 
 def test_two_of_one_name(site: Path) -> None:
     """vLLM keeps plugins by name, so one of them would be gone without a word."""
-    vendor.install(site, "npu", module="vllm_one", distribution="vllm-one")
-    vendor.install(site, "npu", module="vllm_two", distribution="vllm-two")
+    made_vendor.install(site, "npu", module="vllm_one", distribution="vllm-one")
+    made_vendor.install(site, "npu", module="vllm_two", distribution="vllm-two")
     error = refused()
     assert "vllm-one 1.2" in error.message
     assert "vllm-two 1.2" in error.message
@@ -73,13 +73,15 @@ def test_two_of_one_name(site: Path) -> None:
 
 def test_metadata_twice(site: Path) -> None:
     """As where a checkout and what was built of it are both on the path."""
-    vendor.install(site, "ascend", 'return "vllm_ascend.platform.Platform"', platform=CLASS)
-    vendor.install(site, "ascend", None, version="1.1")
+    made_vendor.install(site, "ascend", 'return "vllm_ascend.platform.Platform"', platform=CLASS)
+    made_vendor.install(site, "ascend", None, version="1.1")
     assert len(vendors.look()) == 1
 
 
 def test_an_import_that_fails(site: Path) -> None:
-    vendor.install(site, "ascend", 'return "vllm_ascend.platform.Platform"', platform="import torch_npu_is_not_here\n")
+    made_vendor.install(
+        site, "ascend", 'return "vllm_ascend.platform.Platform"', platform="import torch_npu_is_not_here\n"
+    )
     error = refused()
     assert "'ascend' (vllm_ascend:register) of vllm-ascend 1.2 fails: ModuleNotFoundError" in error.message
     assert "torch_npu_is_not_here" in error.message
@@ -89,27 +91,27 @@ def test_an_import_that_fails(site: Path) -> None:
 
 def test_libraries_of_another_release(site: Path) -> None:
     body = "raise ImportError('libhccl.so: undefined symbol: xyz')\n"
-    vendor.install(site, "ascend", 'return "vllm_ascend.platform.Platform"', platform=body)
+    made_vendor.install(site, "ascend", 'return "vllm_ascend.platform.Platform"', platform=body)
     error = refused()
     assert "undefined symbol: xyz" in error.message
     assert "that vllm-ascend 1.2 was built for" in error.remedy
 
 
 def test_a_class_that_is_not_there(site: Path) -> None:
-    vendor.install(site, "ascend", 'return "vllm_ascend.platform.NPU"', platform=CLASS)
+    made_vendor.install(site, "ascend", 'return "vllm_ascend.platform.NPU"', platform=CLASS)
     assert "AttributeError" in refused().message
 
 
 def test_a_search_for_devices_that_fails(site: Path) -> None:
     """vLLM notes this where nobody looks, and goes on on the processor."""
-    vendor.install(site, "musa", "raise RuntimeError('no driver')")
+    made_vendor.install(site, "musa", "raise RuntimeError('no driver')")
     error = refused()
     assert "'musa' (vllm_musa:register) of vllm-musa 1.2 fails: RuntimeError: no driver" in error.message
     assert "driver" in error.remedy
 
 
 def test_a_stale_installation(site: Path) -> None:
-    vendor.install(site, "metax", None)
+    made_vendor.install(site, "metax", None)
     (found,) = vendors.look()
     assert found.stale
     error = refused()
@@ -119,7 +121,7 @@ def test_a_stale_installation(site: Path) -> None:
 
 
 def test_a_plugin_that_is_left_out_is_not_imported(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vendor.install(site, "metax", None)
+    made_vendor.install(site, "metax", None)
     monkeypatch.setenv(vendors.ALLOWED, "")
     assert vendors.check(vendors.look()) is None
 
@@ -156,13 +158,13 @@ def test_a_chip_without_its_plugin(site: Path) -> None:
 
 
 def test_a_chip_whose_plugin_does_not_see_it(site: Path) -> None:
-    vendor.install(site, "ascend", distribution="vllm_ascend")
+    made_vendor.install(site, "ascend", distribution="vllm_ascend")
     error = unserved(npu(site))
     assert "finds no device: 'ascend' (vllm_ascend:register) of vllm_ascend 1.2" in error.message
 
 
 def test_a_chip_whose_plugin_is_left_out(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vendor.install(site, "ascend")
+    made_vendor.install(site, "ascend")
     monkeypatch.setenv(vendors.ALLOWED, "deeplink_engine")
     error = unserved(npu(site))
     assert "is left out by VLLM_PLUGINS=deeplink_engine" in error.message
