@@ -14,27 +14,22 @@ import numpy as np
 from deeplink.errors import LayoutError
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.plan import Chunk
-
-PAGES = 4
-"""How many of the first pages are looked at; 3 and 1 are written, so the order of pages counts too."""
-
-_FIRST_CODE, _CODES = 0x0400, 0x7B00 - 0x0400
-"""Bit patterns that are finite, normal numbers in bf16 and fp16 alike (and in fp32 as its upper half)."""
+from deeplink.kvconnector.proof import BLOCKS, WRITTEN, codings
 
 
 def prove(pool: Any, cache: Cache) -> None:
     """Prove every layer, and leave the pages zeroed. Raises LayoutError naming layer and element."""
     bound = cache.bound
-    if bound.blocks < PAGES:
-        raise LayoutError(f"a cache of {bound.blocks} pages; the layout cannot be proven with fewer than {PAGES}")
-    table = [3, 1]
+    if bound.blocks < BLOCKS:
+        raise LayoutError(f"a cache of {bound.blocks} pages; the layout cannot be proven with fewer than {BLOCKS}")
+    table = list(WRITTEN)
     tokens = len(table) * bound.block_size
-    size = PAGES * bound.block_size * bound.heads * bound.head_dim
+    size = BLOCKS * bound.block_size * bound.heads * bound.head_dim
     for layer in range(cache.depth):
         arrays = [array[:size] for array in cache.layers[layer * bound.tensors : (layer + 1) * bound.tensors]]
-        for wire_SHTD in _codes(bound.heads, tokens, bound.head_dim, cache.dtype):
+        for wire_SHTD in codings(bound.heads, tokens, bound.head_dim, cache.dtype):
             expected = tuple(np.zeros_like(array) for array in arrays)
-            Cache(expected, replace(bound, blocks=PAGES)).scatter(wire_SHTD[None], 0, table, Chunk(0, tokens))
+            Cache(expected, replace(bound, blocks=BLOCKS)).scatter(wire_SHTD[None], 0, table, Chunk(0, tokens))
             for array in arrays:
                 array[:] = 0
             _write(pool, layer, wire_SHTD, table, bound.block_size)
@@ -49,15 +44,6 @@ def prove(pool: Any, cache: Cache) -> None:
                         field="layout",
                         remedy="this SGLang build packs its cache differently; deeplink will not guess",
                     )
-
-
-def _codes(heads: int, tokens: int, dim: int, dtype: np.dtype[Any]) -> list[np.ndarray[Any, Any]]:
-    """Two codings ``[2, head, token, dim]``: one numbers the tokens, one everything else. Together they are unique."""
-    shape = (2, heads, tokens, dim)
-    by_token = np.broadcast_to(np.arange(tokens)[:, None], shape)
-    by_rest = np.broadcast_to(np.arange(2 * heads * dim).reshape(2, heads, 1, dim), shape)
-    shift = 8 * (dtype.itemsize - 2)
-    return [((_FIRST_CODE + codes % _CODES).astype(dtype) << dtype.type(shift)) for codes in (by_token, by_rest)]
 
 
 def _write(pool: Any, layer: int, wire_SHTD: np.ndarray[Any, Any], table: list[int], page_size: int) -> None:

@@ -16,17 +16,12 @@ import numpy as np
 from deeplink.errors import LayoutError
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.plan import Chunk
+from deeplink.kvconnector.proof import BLOCKS, WRITTEN, codings
 from vllm_deeplink.adapter import attention_layer
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
-
-BLOCKS = 4
-"""How many of the first blocks are looked at; 3 and 1 are written, so the block stride and its order count too."""
-
-_FIRST_CODE, _CODES = 0x0400, 0x7B00 - 0x0400
-"""Bit patterns that are finite, normal numbers in bf16 and fp16 alike (and in fp32 as its upper half)."""
 
 
 def prove(vllm_config: VllmConfig, cache: Cache, tensors: dict[str, torch.Tensor]) -> None:
@@ -34,11 +29,11 @@ def prove(vllm_config: VllmConfig, cache: Cache, tensors: dict[str, torch.Tensor
     bound = cache.bound
     if bound.blocks < BLOCKS:
         raise LayoutError(f"a cache of {bound.blocks} blocks; the layout cannot be proven with fewer than {BLOCKS}")
-    table = [3, 1]
+    table = list(WRITTEN)
     tokens = len(table) * bound.block_size
     for index, (name, tensor) in enumerate(tensors.items()):
         array = cache.layers[index]
-        for wire_SHTD in _codes(bound.heads, tokens, bound.head_dim, array.dtype):
+        for wire_SHTD in codings(bound.heads, tokens, bound.head_dim, array.dtype):
             expected = np.zeros(BLOCKS * bound.block_elements, array.dtype)
             Cache((expected,), replace(bound, blocks=BLOCKS)).scatter(wire_SHTD[None], 0, table, Chunk(0, tokens))
             live = array[: BLOCKS * bound.block_elements]
@@ -55,15 +50,6 @@ def prove(vllm_config: VllmConfig, cache: Cache, tensors: dict[str, torch.Tensor
                     field="layout",
                     remedy="this vLLM build packs its cache differently; deeplink will not guess",
                 )
-
-
-def _codes(heads: int, tokens: int, dim: int, dtype: np.dtype[Any]) -> list[np.ndarray[Any, Any]]:
-    """Two codings ``[2, head, token, dim]``: one numbers the tokens, one everything else. Together they are unique."""
-    shape = (2, heads, tokens, dim)
-    by_token = np.broadcast_to(np.arange(tokens)[:, None], shape)
-    by_rest = np.broadcast_to(np.arange(2 * heads * dim).reshape(2, heads, 1, dim), shape)
-    shift = 8 * (dtype.itemsize - 2)
-    return [((_FIRST_CODE + codes % _CODES).astype(dtype) << dtype.type(shift)) for codes in (by_token, by_rest)]
 
 
 def _write(
