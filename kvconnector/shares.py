@@ -148,7 +148,7 @@ def gap(producer: Contract, consumer: Contract) -> str:
     numbers = _numbers(consumer)
     sources, targets = (
         # Once more by what of the consumer's layers they hold: what else they do makes no difference here.
-        {str(made): made for made in (_replica(numbers, side, dp) for dp in _unlike(side))}.values()
+        {tuple(map(tuple, made)): made for made in (_replica(numbers, side, dp) for dp in _unlike(side))}.values()
         for side in (producer, consumer)
     )
     found = (_match(numbers, ours, theirs)[1] for ours in sources for theirs in targets)

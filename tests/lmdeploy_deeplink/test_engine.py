@@ -18,7 +18,7 @@ from deeplink.local import engines, environment, model, overlay, step
 from deeplink.local.environment import Environment
 from deeplink.local.process import Process
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 DTYPE = "bfloat16"
 START_SECONDS = 400.0
 TOKENS = 32

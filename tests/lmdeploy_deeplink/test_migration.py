@@ -12,7 +12,7 @@ from matrix import Matrix
 
 from deeplink.kvconnector import contract
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
