@@ -21,6 +21,8 @@ from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGo
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from deeplink.config import TlsSection
+
 MAGIC = b"DLKS"
 """Sent in the clear by a side that uses TLS, in place of the greeting's own."""
 LAST_SECONDS = 1.0
@@ -34,6 +36,11 @@ class Tls:
     ca: Path
     _server: ssl.SSLContext
     _client: ssl.SSLContext
+
+    @classmethod
+    def of(cls, section: TlsSection | None) -> Tls | None:
+        """What the configuration says; None without such a section."""
+        return None if section is None else cls.load(section.certificate, section.key, section.ca)
 
     @classmethod
     def load(cls, certificate: Path, key: Path, ca: Path) -> Tls:

@@ -54,6 +54,15 @@ class Fingerprint:
         )
 
 
+def checkpoint(model: str, revision: str | None = None) -> Path:
+    """The checkpoint on disk: a folder, or what the hub client, which every engine brings, has already downloaded."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, revision=revision, local_files_only=True))
+
+
 def fingerprint(folder: Path) -> str:
     """The text of `examine`."""
     return examine(folder).text

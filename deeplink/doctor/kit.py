@@ -21,8 +21,7 @@ _ADDRESS = "host under [kv] in deeplink.toml must be an address of this host"
 
 def load_tls(config: Config) -> Tls | None:
     """Raises ConfigError."""
-    files = config.kv.tls
-    return Tls.load(files.certificate, files.key, files.ca) if files is not None else None
+    return Tls.of(config.kv.tls)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.negotiate import FULL
-from deeplink.kvconnector.tls import Tls
 from deeplink.registry import Registry
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -133,21 +131,8 @@ def read_model(config: Any) -> Model:
         vocabulary=config.vocab_size,
         rope=rope.canonical(config.hf_text_config),
         quantization=str(config.quantization or "none"),
-        weights=weights.fingerprint(_folder(config.model_path, config.revision)),
+        weights=weights.fingerprint(weights.checkpoint(config.model_path, config.revision)),
     )
-
-
-def _folder(model: str, revision: str | None) -> Path:
-    """The checkpoint on disk: a folder, or what the hub client has already downloaded."""
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model, revision=revision, local_files_only=True))
-
-
-def load_tls(settings: KVSection) -> Tls | None:
-    return Tls.load(settings.tls.certificate, settings.tls.key, settings.tls.ca) if settings.tls is not None else None
 
 
 def make_contract(

@@ -25,6 +25,7 @@ from deeplink.kvconnector.cast import parse_consent
 from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.order import Order, Outcome
+from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
 from sglang_deeplink import adapter, probe, rooms
@@ -81,7 +82,7 @@ class DeepLinkKVManager(BaseKVManager):
         model = adapter.read_model(scheduler.model_config)
         settings = self._config.kv
         casts = tuple(str(parse_consent(text)) for text in settings.casts)
-        tls = adapter.load_tls(settings)
+        tls = Tls.of(settings.tls)
         self._endpoint = Endpoint(
             (group,),
             Settings.of(settings, tls),

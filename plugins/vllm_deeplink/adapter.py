@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError
 from deeplink.kvconnector import rope, weights
 from deeplink.kvconnector.cache import Cache
@@ -18,7 +16,6 @@ from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.negotiate import FULL, SLIDING
-from deeplink.kvconnector.tls import Tls
 from deeplink.registry import Registry
 from vllm_deeplink import layouts, versions
 
@@ -197,21 +194,8 @@ def read_model(vllm_config: VllmConfig) -> Model:
         vocabulary=model.get_vocab_size(),
         rope=rope.canonical(model.hf_text_config),
         quantization=str(model.quantization or "none"),
-        weights=weights.fingerprint(_folder(model.model, model.revision)),
+        weights=weights.fingerprint(weights.checkpoint(model.model, model.revision)),
     )
-
-
-def _folder(model: str, revision: str | None) -> Path:
-    """The checkpoint on disk: a folder, or what the hub client has already downloaded."""
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model, revision=revision, local_files_only=True))
-
-
-def load_tls(settings: KVSection) -> Tls | None:
-    return Tls.load(settings.tls.certificate, settings.tls.key, settings.tls.ca) if settings.tls is not None else None
 
 
 def make_contract(

@@ -36,6 +36,7 @@ from deeplink import config, secret
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.registration import Presence, Registration
+from deeplink.kvconnector.tls import Tls
 from vllm_deeplink import adapter, termination, versions
 from vllm_deeplink.orders import Orders, RankContract
 from vllm_deeplink.stats import DeepLinkPromMetrics, DeepLinkStats
@@ -99,7 +100,7 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         publish one contract for the engine."""
         contracts = [co.decode(rank.contract) for _, rank in sorted(metadata.items()) if isinstance(rank, RankContract)]
         contract, host = co.merged(contracts), self._settings.kv.host
-        self._control = Control(contract, self._secret, self._blocks, adapter.load_tls(self._settings.kv))
+        self._control = Control(contract, self._secret, self._blocks, Tls.of(self._settings.kv.tls))
         port = self._control.start(host, self._control_port)
         log.info("deeplink control endpoint on %s:%d", host, port)
         if (where := self._register) is not None:

@@ -17,6 +17,7 @@ from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.cast import parse_consent
 from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.tally import Tally, since
+from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
 from vllm_deeplink import adapter, probe
@@ -66,7 +67,7 @@ class WorkerHalf:
         model = adapter.read_model(self._vllm_config)
         settings = self._config.kv
         casts = tuple(str(parse_consent(text)) for text in settings.casts)
-        tls = adapter.load_tls(settings)
+        tls = Tls.of(settings.tls)
         transfer = self._vllm_config.kv_transfer_config
         self._endpoint = Endpoint(
             groups,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.negotiate import FULL
 from deeplink.kvconnector.plan import Chunk
+from deeplink.kvconnector.proof import BLOCKS, WRITTEN, codings
 from deeplink.registry import Registry
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 PACKED = "lmdeploy-cuda"
 DTYPES = ("bfloat16", "float16")
 ROLES = {"Prefill": "prefill", "Decode": "decode"}
-_BLOCKS = 4
-"""How many of the first blocks are looked at for the proof; 3 and 1 are written, so strides and order count too."""
-_FIRST_CODE, _CODES = 0x0400, 0x7B00 - 0x0400
-"""Bit patterns that are finite, normal numbers in both types."""
 
 
 def check_supported(engine: Any) -> None:
@@ -100,15 +96,15 @@ def _prove(cache: Cache, keys: list[Tensor], values: list[Tensor]) -> None:
     import torch
 
     bound = cache.bound
-    if bound.blocks < _BLOCKS:
-        raise LayoutError(f"a cache of {bound.blocks} blocks; it cannot be proven with fewer than {_BLOCKS}")
-    table = [3, 1]
+    if bound.blocks < BLOCKS:
+        raise LayoutError(f"a cache of {bound.blocks} blocks; it cannot be proven with fewer than {BLOCKS}")
+    table = list(WRITTEN)
     tokens = len(table) * bound.block_size
     for layer, array in enumerate(cache.layers):
-        for wire_SHTD in _codings(bound.heads, tokens, bound.head_dim, array.dtype):
-            expected = np.zeros(_BLOCKS * bound.block_elements, array.dtype)
-            Cache((expected,), replace(bound, blocks=_BLOCKS)).scatter(wire_SHTD[None], 0, table, Chunk(0, tokens))
-            live = array[: _BLOCKS * bound.block_elements]
+        for wire_SHTD in codings(bound.heads, tokens, bound.head_dim, array.dtype):
+            expected = np.zeros(BLOCKS * bound.block_elements, array.dtype)
+            Cache((expected,), replace(bound, blocks=BLOCKS)).scatter(wire_SHTD[None], 0, table, Chunk(0, tokens))
+            live = array[: BLOCKS * bound.block_elements]
             live[:] = 0
             for side, tensors in enumerate((keys, values)):
                 ordered = np.ascontiguousarray(wire_SHTD[side].transpose(1, 0, 2)).view(np.int16)
@@ -126,14 +122,6 @@ def _prove(cache: Cache, keys: list[Tensor], values: list[Tensor]) -> None:
                 )
 
 
-def _codings(heads: int, tokens: int, dim: int, dtype: np.dtype[Any]) -> list[np.ndarray[Any, Any]]:
-    """Two codings ``[2, head, token, dim]``: one numbers the tokens, one everything else. Together they are unique."""
-    shape = (2, heads, tokens, dim)
-    by_token = np.broadcast_to(np.arange(tokens)[:, None], shape)
-    by_rest = np.broadcast_to(np.arange(2 * heads * dim).reshape(2, heads, 1, dim), shape)
-    return [(_FIRST_CODE + codes % _CODES).astype(dtype) for codes in (by_token, by_rest)]
-
-
 def read_model(engine: Any, folder: str) -> Model:
     """Model identity, with the weights fingerprint of the checkpoint on disk."""
     config = engine.model_config
@@ -145,17 +133,8 @@ def read_model(engine: Any, folder: str) -> Model:
         vocabulary=config.vocab_size,
         rope=rope.canonical(hf),
         quantization=str(quantization.get("quant_method", "none")),
-        weights=weights.fingerprint(_folder(folder)),
+        weights=weights.fingerprint(weights.checkpoint(folder)),
     )
-
-
-def _folder(model: str) -> Path:
-    """The checkpoint on disk: a folder, or what the hub client has already downloaded."""
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model, local_files_only=True))
 
 
 def make_contract(

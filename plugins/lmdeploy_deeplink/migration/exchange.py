@@ -70,7 +70,7 @@ class Exchange:
         group = adapter.read_group(engine, plugins.layouts)
         model = adapter.read_model(engine, folder)
         casts = tuple(str(parse_consent(text)) for text in settings.casts)
-        tls = Tls.load(settings.tls.certificate, settings.tls.key, settings.tls.ca) if settings.tls else None
+        tls = Tls.of(settings.tls)
         self._milliseconds = int(settings.foreign_seconds * 1000)
         self._secret = shared.load()
         self._epoch = secrets.token_hex(12)
