@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -68,7 +69,7 @@ class Peer:
         assert self.ask(f"storm {address} {key.hex()} {size}") == "storming"
 
     def signal(self, number: int) -> None:
-        self._process.send_signal(number)
+        send(self._process, number)
 
     def end(self) -> None:
         self._process.kill()
@@ -76,6 +77,15 @@ class Peer:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def send(process: subprocess.Popen[str], number: int) -> None:
+    """Send a signal. A stop is waited for until it has reached every thread: until then some of them still answer."""
+    process.send_signal(number)
+    end = time.monotonic() + ANSWER_SECONDS
+    while number == signal.SIGSTOP and not os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG):
+        assert time.monotonic() < end, "the process does not stop"
+        time.sleep(0.001)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from deeplink.testing import peer
+
 
 class Child:
     """Runs `program`; it talks back line by line on standard output."""
@@ -36,7 +38,7 @@ class Child:
         self._process.stdin.flush()
 
     def signal(self, number: int) -> None:
-        self._process.send_signal(number)
+        peer.send(self._process, number)
 
     def end(self) -> None:
         self._process.kill()
