@@ -218,8 +218,9 @@ class Fleet:
 
     def restart(self, running: Running) -> None:
         """Start a new incarnation on the same ports."""
-        running.process.stop()
-        running.process = engines.process(running.engine, running.environment, self.overlay, self.folder)
+        old = running.process
+        old.stop()
+        running.process = Process(old.name, old.argv, env=old.env, log=old.log, url=old.url, cwd=old.cwd)
         self.start(running)
 
     def router(self, *running: Running, deadline: float = 30.0, dispatch: str = "sequential") -> str:

@@ -31,11 +31,6 @@ def prepare(fleet: Fleet, name: str, role: str, *, page: int, **settings: Any) -
     return Running(engine, _process(fleet, engine, port), installed())
 
 
-def again(fleet: Fleet, running: Running) -> Running:
-    """A new incarnation on the same ports, not started."""
-    return Running(running.engine, _process(fleet, running.engine, bootstrap(running)), installed())
-
-
 def bootstrap(running: Running) -> int:
     """The port at which SGLang's decode engines look for a prefill engine."""
     words = running.process.argv
