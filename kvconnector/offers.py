@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, LinkLost, PeerGone, Reason, Refused, TicketRefused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.admission import check_resumed
 from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.handoff import FINAL, Ledger
+from deeplink.kvconnector.handoff import FINAL, KEPT, Ledger
 from deeplink.kvconnector.offer import Offer, Staged, Taking, let_go, release
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.ticket import Ticket
@@ -37,6 +38,7 @@ class Offers:
         self._staging = staging
         self._ledger = ledger
         self._open: dict[str, Offer] = {}
+        self._given_up: OrderedDict[str, None] = OrderedDict()
         self._closed = False
         self.changed = threading.Condition()
         threading.Thread(target=self._expire, name="deeplink-expiry", daemon=True).start()
@@ -54,14 +56,34 @@ class Offers:
         with self.changed:
             return list(self._open.values())
 
+    def give_up(self, name: str) -> None:
+        """Nobody wants this handoff any more. One that is not open yet will not be: its client may leave while the
+        request still waits for the engine's attention, and what is staged then would be held until the deadline."""
+        with self.changed:
+            offer = self._open.get(name)
+            if offer is None:
+                self._given_up[name] = None
+                if len(self._given_up) > KEPT:
+                    self._given_up.popitem(last=False)
+                self.changed.notify_all()
+        if offer is not None:
+            self.end(offer, "aborted", given_up())
+
+    def check(self, name: str) -> None:
+        """Raises TicketRefused for one that was given up before it was opened."""
+        if name in self._given_up:
+            raise TicketRefused("this handoff was given up before prefill began", field="handoff", theirs=name)
+
     def add(self, offer: Offer) -> None:
         """The ledger must know it already."""
         with self.changed:
             self._open[offer.ticket.handoff] = offer
-            closed = self._closed
+            closed, unwanted = self._closed, offer.ticket.handoff in self._given_up
             self.changed.notify_all()
         if closed:  # nobody would end it any more
             self.end(offer, "aborted", shut_down())
+        elif unwanted:
+            self.end(offer, "aborted", given_up())
         elif offer.expected == 0:  # other ranks hold the same heads, and all come to those
             self.end(offer, "drained", None)
 
@@ -114,6 +136,7 @@ class Offers:
                 offer = self._open.get(ticket.handoff)
                 if offer is not None:
                     return offer
+                self.check(ticket.handoff)
                 record = self._ledger.get(ticket.handoff)
                 if record is None or record.state not in FINAL:
                     # One that is not final belongs to an `open` or an `end` that is just under way.
@@ -253,6 +276,10 @@ class Offers:
             self._account(offer, taking)
             failure = taking.broke
         self._last(offer, failure)
+
+
+def given_up() -> Reason:
+    return Aborted("the prefill request was given up").reason()
 
 
 def shut_down() -> Reason:

@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from deeplink.errors import Aborted, CastRefused, DeeplinkError, HandoffError, LayoutError, Reason, TicketRefused
+from deeplink.errors import CastRefused, DeeplinkError, HandoffError, LayoutError, Reason, TicketRefused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.admission import check_claim, check_quit
 from deeplink.kvconnector.cast import between
@@ -31,7 +31,7 @@ from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import FINAL, Ledger
 from deeplink.kvconnector.negotiate import STATE
 from deeplink.kvconnector.offer import Offer, Staged
-from deeplink.kvconnector.offers import Offers
+from deeplink.kvconnector.offers import Offers, given_up
 from deeplink.kvconnector.plan import TILE, chunks
 from deeplink.kvconnector.pool import Pool
 from deeplink.kvconnector.serve import Serving
@@ -77,10 +77,11 @@ class Producer:
         for an engine that computes the last token itself, one less. Of a full cache it may load fewer; a state is that
         after so many tokens and after no others.
 
-        Raises TicketRefused for another epoch or a known id.
+        Raises TicketRefused for another epoch, a known id, or one that was aborted before.
         """
         if ticket.producer != self._epoch:
             raise other_epoch(self._epoch, ticket.producer)
+        self._offers.check(ticket.handoff)
         wire = ticket.wire or tuple(group.spec.dtype for group in self._groups)
         if len(wire) != len(self._groups) or not all(map(_casts, self._groups, wire)):
             raise TicketRefused(
@@ -142,10 +143,13 @@ class Producer:
     # -- any thread ------------------------------------------------------------------------------------------
 
     def abort(self, name: str, reason: Reason | None = None) -> None:
-        offer = self._offers.get(name)
+        """End a handoff. One that is not open yet will not be."""
+        offer, record = self._offers.get(name), self._ledger.get(name)
         if offer is not None:
-            self._offers.end(offer, "aborted", reason or Aborted("the prefill request was given up").reason())
-        elif (record := self._ledger.get(name)) is not None and record.side == "producer" and record.state in FINAL:
+            self._offers.end(offer, "aborted", reason or given_up())
+        elif record is None or (record.side == "producer" and record.state not in FINAL):
+            self._offers.give_up(name)  # with a record there is an `open` just under way
+        elif record.side == "producer":
             self._ledger.too_late()
 
     def close(self) -> None:
