@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from deeplink.errors import ConfigError, LayoutError
 from deeplink.kvconnector import rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
-from deeplink.kvconnector.convert import storage_dtype
+from deeplink.kvconnector.device_cache import host_array
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.negotiate import FULL, SLIDING
@@ -151,7 +149,8 @@ def _read_group(
     (layout,) = {_declared(vllm_config, name) for name in names}
     text = known.get(layout)
     bound = Layout.parse(text).bind(heads=heads, head_dim=content // 2, block_size=block_size, blocks=blocks)
-    arrays = tuple(_flat(name, tensors[name], (blocks, heads, block_size, content), dtype) for name in names)
+    shape = (blocks, heads, block_size, content)
+    arrays = tuple(host_array(f"layer {name}", tensors[name], shape) for name in names)
     layers = tuple(map(_number, names))
     kind = KINDS[type(spec).__name__]
     window = spec.sliding_window if kind == SLIDING else 0
@@ -166,23 +165,6 @@ def _declared(vllm_config: VllmConfig, name: str) -> str:
 
 def attention_layer(vllm_config: VllmConfig, name: str) -> Any:
     return vllm_config.compilation_config.static_forward_context[name]
-
-
-def _flat(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    import torch
-
-    if tensor.device.type != "cpu":
-        raise LayoutError(f"layer {name} is in {tensor.device} memory; this release reads host memory", field="device")
-    if tuple(tensor.shape) != shape or not tensor.is_contiguous():
-        raise LayoutError(
-            f"layer {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}",
-            field="strides",
-            ours=f"{shape}, dense",
-            theirs=str(tensor.stride()),
-        )
-    signed = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
-    flat: np.ndarray[Any, Any] = tensor.view(signed).view(-1).numpy().view(storage_dtype(dtype))
-    return flat
 
 
 def read_model(vllm_config: VllmConfig) -> Model:
