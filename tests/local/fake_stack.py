@@ -37,6 +37,8 @@ class Script:
     cut: bool = False
     error: str = ""
     counted: dict[str, int] = field(default_factory=lambda: {"local_compute": 7, "external_kv_transfer": 3})
+    counts: bool = True
+    loaded: int = PROMPT_TOKENS
     salts: list[str] = field(default_factory=list)
 
 
@@ -52,7 +54,7 @@ def fake_stack(script: Script) -> Iterator[Stack]:
             ends.enter_context(_serve(script, engine.role, control_port(engine.port)))
         (port,) = free_ports(1)
         ends.enter_context(_serve(script, "router", port))
-        yield Stack(prefill, decode, f"http://127.0.0.1:{port}", TOKEN)
+        yield Stack(prefill, decode, decode, script.counts, f"http://127.0.0.1:{port}", TOKEN)
 
 
 @contextmanager
@@ -73,7 +75,9 @@ class _Handler(BaseHTTPRequestHandler):
     role: str
 
     def do_GET(self) -> None:
-        if self.path == "/metrics":
+        if self.path == "/metrics" and not self.script.counts:
+            self.send_error(404)
+        elif self.path == "/metrics":
             lines = (
                 f'vllm:prompt_tokens_by_source_total{{engine="0",model_name="demo",source="{source}"}} {count}.0'
                 for source, count in self.script.counted.items()
@@ -89,7 +93,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(json.dumps(status | {"claims": held["claims"]}).encode())
         else:
             said = {"state": self.script.state[self.role], "digest": self.script.digest[self.role]}
-            self._send(json.dumps(said | {"kv_bytes": 4096, "milliseconds": 2.5, "reason": None}).encode())
+            self._send(
+                json.dumps(
+                    said | {"tokens": self.script.loaded, "kv_bytes": 4096, "milliseconds": 2.5, "reason": None}
+                ).encode()
+            )
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
