@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -96,7 +97,9 @@ class Starts:
         words += ["--max-batch-size", "4", "--cache-block-seq-len", "64", "--num-gpu-blocks", "64", "--disable-metrics"]
         if deeplink:
             words += ["--role", "Prefill", "--migration-backend", "deeplink"]
-        env = step.clean_environ() | variables() | {"DEEPLINK_CONFIG": str(self.config)}
+        config = self.folder / "lmdeploy.toml"
+        config.write_text("[kv]\nforeign_seconds = 30\n")  # its router brings no tickets
+        env = step.clean_environ() | variables() | {"DEEPLINK_CONFIG": str(config)}
         log, url = self.folder / f"{name}.log", f"http://127.0.0.1:{port}"
         return Process(name, [self.lmdeploy.python, *words], env=env, log=log, url=url, cwd=self.folder)
 
@@ -166,12 +169,14 @@ def main() -> None:
     parser.add_argument("--only", choices=KINDS, action="append", help="kinds to start")
     arguments = parser.parse_args()
     about = machine()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
-        starts = Starts(Path(folder))
+    with ExitStack() as ends:
+        starts = Starts(Path(tempfile.mkdtemp(prefix="deeplink-plugins-")))
+        say(f"logs, kept after a failure: {starts.folder}")
         found = costs(starts, arguments.only or list(KINDS), arguments.rounds)
         pairs, alone = sglang_pairs.begin(starts.engine, starts.sglang, starts.packages, starts.folder, ends)
         found += sglang_pairs.timed(pairs, alone, arguments.requests)
         found.append(memory(pairs))
+    shutil.rmtree(starts.folder)
     result = {"machine": about, "rows": [row.as_json() for row in found]}
     if arguments.save:
         (RESULTS / "plugins.json").write_text(json.dumps(result, indent=2) + "\n")
