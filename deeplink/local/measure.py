@@ -15,6 +15,7 @@ from deeplink.kvconnector.negotiate import Refusal, negotiate
 from deeplink.local import client
 from deeplink.local.client import Answer
 from deeplink.local.engines import Engine
+from deeplink.local.kinds import Kind
 from deeplink.local.prompts import NEW_TOKENS, Prompt
 from deeplink.local.report import HANDOFF, Judged, Leaks, RequestFacts
 
@@ -28,14 +29,13 @@ _SOURCES = re.compile(r'^vllm:prompt_tokens_by_source_total\{[^}]*source="(\w+)"
 class Stack:
     """Two running engines and the router in front; `token` opens their control endpoints.
 
-    `alone` is the decode engine, or one like it where that serves nothing but what is handed to it. `counts` is whether
-    the decode engine says in its metrics how many tokens of a prompt it has loaded and how many computed.
+    `alone` is the decode engine, or one like it where that serves nothing but what is handed to it; `kind` is theirs.
     """
 
     prefill: Engine
     decode: Engine
     alone: Engine
-    counts: bool
+    kind: Kind
     router_url: str
     token: str
 
@@ -57,12 +57,12 @@ def measure(stack: Stack, prompt: Prompt, on_text: Callable[[str], None] = lambd
 
     Nothing else may use the engines meanwhile: the counters of the decode engine are read before and after.
     """
-    body = prompt.body(stack.decode.served_name)
-    before = _prompt_tokens(stack.decode) if stack.counts else {}
+    body = prompt.body(stack.decode.served_name, ids=stack.kind.ids)
+    before = _prompt_tokens(stack.decode) if stack.kind.counts else {}
     answer = client.ask(stack.router_url, prompt.path, body, on_text)
     # vLLM computes the last token of a prompt itself; who does not count goes on from all of it.
-    wanted = answer.prompt_tokens - 1 if stack.counts else answer.prompt_tokens
-    loaded = _wait_counted(stack.decode, before, answer.prompt_tokens) if stack.counts else None
+    wanted = answer.prompt_tokens - 1 if stack.kind.counts else answer.prompt_tokens
+    loaded = _wait_counted(stack.decode, before, answer.prompt_tokens) if stack.kind.counts else None
     handoff = answer.headers.get("x-deeplink-handoff", "")
     producer = _handoff(stack, stack.prefill, handoff)
     consumer = _handoff(stack, stack.decode, handoff)
@@ -102,7 +102,7 @@ def _complete(answer: Answer, prompt: Prompt) -> bool:
 
 
 def _said(answer: Answer) -> tuple[list[int], str]:
-    """SGLang says no token ids in a chat, so there the text has to do."""
+    """Where an engine says no token ids the text has to do."""
     return answer.token_ids, answer.text
 
 

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from deeplink.config import control_port
 from deeplink.kvconnector import contract
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.local.engines import Engine, free_ports
+from deeplink.local.kinds import KINDS
 from deeplink.local.measure import Stack
 
 TOKEN = "opens the control endpoints"
@@ -53,8 +54,9 @@ def fake_stack(script: Script) -> Iterator[Stack]:
             ends.enter_context(_serve(script, engine.role, engine.port))
             ends.enter_context(_serve(script, engine.role, control_port(engine.port)))
         (port,) = free_ports(1)
+        kind = KINDS["vllm"] if script.counts else replace(KINDS["vllm"], counts=False, ids=False)
         ends.enter_context(_serve(script, "router", port))
-        yield Stack(prefill, decode, decode, script.counts, f"http://127.0.0.1:{port}", TOKEN)
+        yield Stack(prefill, decode, decode, kind, f"http://127.0.0.1:{port}", TOKEN)
 
 
 @contextmanager
@@ -113,12 +115,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(body, script.tokens_alone, {})
 
     def _answer(self, body: dict[str, Any], tokens: list[int], marks: dict[str, str]) -> None:
-        usage = {"prompt_tokens": PROMPT_TOKENS}
+        usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": len(tokens)}
+        asked = body.get("return_token_ids")
         if not body.get("stream"):
             choice = {"text": "all", "token_ids": tokens}
             self._send(json.dumps({"choices": [choice], "usage": usage}).encode(), marks)
             return
-        events: list[dict[str, Any]] = [{"choices": [{"text": "a", "token_ids": [token]}]} for token in tokens]
+        choices = [{"text": f" {token}", **({"token_ids": [token]} if asked else {})} for token in tokens]
+        events: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
         events.append({"choices": [], "usage": usage})
         if self.script.error:
             events = [{"error": {"message": self.script.error}}]

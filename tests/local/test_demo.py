@@ -92,8 +92,10 @@ def test_both_wrong_in_the_same_way_is_not_equal(once: Callable[[Script], Result
 
 
 def test_an_engine_that_counts_nothing_itself(once: Callable[[Script], Result]) -> None:
-    """It goes on from the whole prompt, by its connector's account."""
+    """It goes on from the whole prompt, by its connector's account, and of a chat says the text alone."""
     assert once(Script(counts=False)).exit_code == 0
+    assert "chat: tokens_equal" in once(Script(counts=False, tokens_alone=[9] * 64)).stderr
+    assert "chat: tokens_equal" in once(Script(counts=False, tokens=[1] * 63, tokens_alone=[1] * 63)).stderr
     result = once(Script(counts=False, loaded=4))
     assert result.exit_code == 1
     assert "chat: path: handoff of 4 instead of 10 tokens" in result.stderr
