@@ -43,7 +43,7 @@ def prove(cache: Cache, write: Write, names: Sequence[str]) -> None:
     slots = np.concatenate([np.arange(bound.block_size) + block * bound.block_size for block in WRITTEN])
     padded = BLOCKS * bound.block_elements // bound.tensors
     signed = np.dtype(f"i{cache.dtype.itemsize}")
-    for layer, name in enumerate(names):
+    for layer, name in zip(range(cache.depth), names, strict=True):
         arrays = cache.layers[layer * bound.tensors : (layer + 1) * bound.tensors]
         live = [array[: max(few.elements(place), padded)] for place, array in enumerate(arrays)]
         for wire_SHTD in codings(bound.heads, slots.size, bound.head_dim, cache.dtype):
