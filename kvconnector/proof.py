@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import LayoutError
+from deeplink.kvconnector import device
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.plan import Chunk
 
@@ -28,13 +29,15 @@ _FIRST, _COUNT = 0x0400, 0x7B00 - 0x0400
 
 Write = Callable[[int, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]], None]
 """Writes into one layer of the cache, counted from 0, through the engine's own operation: K and V ``[token, head,
-dim]`` as signed integers of the elements' size, and each token's slot, which is ``block * block size + place``."""
+dim]`` as elements of the cache's storage type, and each token's slot, which is ``block * block size + place``."""
 
 
-def prove(cache: Cache, write: Write, names: Sequence[str]) -> None:
+def prove(cache: Cache, write: Write, names: Sequence[str], coded: Sequence[npt.NDArray[Any]] | None = None) -> None:
     """Prove every layer of a cache that nobody uses yet, and leave the blocks zeroed.
 
-    `names` are the layers' for people. Raises LayoutError naming layer and element.
+    `names` are the layers' for people. `coded` are what is written instead of `codings`, where the engine's operation
+    does not take any element there is: each ``[2, head, token, dim]`` of the tokens of `WRITTEN`. Raises LayoutError
+    naming layer and element.
     """
     bound = cache.bound
     if bound.blocks < BLOCKS:
@@ -42,29 +45,35 @@ def prove(cache: Cache, write: Write, names: Sequence[str]) -> None:
     few = replace(bound, blocks=BLOCKS)
     slots = np.concatenate([np.arange(bound.block_size) + block * bound.block_size for block in WRITTEN])
     padded = BLOCKS * bound.block_elements // bound.tensors
-    signed = np.dtype(f"i{cache.dtype.itemsize}")
+    if coded is None:
+        coded = codings(bound.heads, slots.size, bound.head_dim, cache.dtype)
     for layer, name in zip(range(cache.depth), names, strict=True):
         arrays = cache.layers[layer * bound.tensors : (layer + 1) * bound.tensors]
         live = [array[: max(few.elements(place), padded)] for place, array in enumerate(arrays)]
-        for wire_SHTD in codings(bound.heads, slots.size, bound.head_dim, cache.dtype):
-            expected = tuple(np.zeros_like(array) for array in live)
+        for wire_SHTD in coded:
+            expected = tuple(np.zeros(len(array), cache.dtype) for array in live)
             Cache(expected, few).scatter(wire_SHTD[None], 0, WRITTEN, Chunk(0, slots.size))
             _clear(live)
-            key_THD, value_THD = (np.ascontiguousarray(side.transpose(1, 0, 2)).view(signed) for side in wire_SHTD)
+            key_THD, value_THD = (np.ascontiguousarray(side.transpose(1, 0, 2)) for side in wire_SHTD)
             write(layer, key_THD, value_THD, slots)
-            wrong = [np.flatnonzero(array != right) for array, right in zip(live, expected, strict=True)]
+            wrong = [np.flatnonzero(_read(array) != right) for array, right in zip(live, expected, strict=True)]
             _clear(live)
             for tensor, found in enumerate(wrong):
                 if found.size:
                     raise LayoutError(
-                        f"{name} does not have the layout that is declared for it: of {live[tensor].size} elements "
+                        f"{name} does not have the layout that is declared for it: of {len(live[tensor])} elements "
                         f"of its tensor {tensor} {found.size} differ, the first is element {int(found[0])}",
                         field="layout",
                         remedy="this build of the engine packs its cache differently; deeplink will not guess",
                     )
 
 
-def _clear(arrays: Sequence[npt.NDArray[Any]]) -> None:
+def _read(array: Any) -> npt.NDArray[Any]:
+    """What is in memory now: the host's itself, a copy of a device's."""
+    return array if isinstance(array, np.ndarray) else device.array(array.cpu())
+
+
+def _clear(arrays: Sequence[Any]) -> None:
     for array in arrays:
         array[:] = 0
 

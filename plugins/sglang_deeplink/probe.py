@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeplink.kvconnector import proof
+from deeplink.kvconnector import device, proof
 from deeplink.kvconnector.cache import Cache
 
 
@@ -16,7 +16,7 @@ def prove(pool: Any, cache: Cache) -> None:
     import torch
 
     def write(layer: int, key_THD: npt.NDArray[Any], value_THD: npt.NDArray[Any], slots: npt.NDArray[np.int64]) -> None:
-        key, value = (torch.from_numpy(states).view(pool.dtype) for states in (key_THD, value_THD))
+        key, value = (device.of_elements(states, pool.dtype) for states in (key_THD, value_THD))
         pool.set_kv_buffer(None, torch.from_numpy(slots), key, value, layer_id_override=pool.start_layer + layer)
 
     proof.prove(cache, write, [f"layer {pool.start_layer + layer}" for layer in range(cache.depth)])

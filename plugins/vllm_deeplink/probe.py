@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from deeplink.kvconnector import proof
+from deeplink.kvconnector import device, proof
 from deeplink.kvconnector.cache import Cache
 from vllm_deeplink.adapter import attention_layer
 
@@ -27,7 +27,7 @@ def prove(vllm_config: VllmConfig, cache: Cache, tensors: dict[str, torch.Tensor
 
     def write(layer: int, key_THD: npt.NDArray[Any], value_THD: npt.NDArray[Any], slots: npt.NDArray[np.int64]) -> None:
         tensor, module = tensors[names[layer]], attention_layer(vllm_config, names[layer])
-        key, value = (torch.from_numpy(states).view(tensor.dtype) for states in (key_THD, value_THD))
+        key, value = (device.of_elements(states, tensor.dtype) for states in (key_THD, value_THD))
         module.impl.do_kv_cache_update(module, key, value, tensor, torch.from_numpy(slots))
 
     proof.prove(cache, write, [f"layer {name}" for name in names])

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector import proof, rope, weights
+from deeplink.kvconnector import device, proof, rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.convert import storage_dtype
@@ -95,7 +95,7 @@ def _prove(cache: Cache, keys: list[Tensor], values: list[Tensor]) -> None:
     def write(layer: int, key_THD: npt.NDArray[Any], value_THD: npt.NDArray[Any], slots: npt.NDArray[np.int64]) -> None:
         with torch.inference_mode():  # in which they were made
             for tensor, states in ((keys[layer], key_THD), (values[layer], value_THD)):
-                tensor[slots // size, slots % size] = torch.from_numpy(states).view(tensor.dtype)
+                tensor[slots // size, slots % size] = device.of_elements(states, tensor.dtype)
 
     proof.prove(cache, write, [f"layer {layer}" for layer in range(cache.depth)])
 
