@@ -89,6 +89,11 @@ class Admission:
             await self._fleet.look()
         return await self.queue.turn(lambda: self._choose(need, avoid))
 
+    def route(self, entries: Sequence[RouteEntry]) -> None:
+        """From now on by these routes. Requests that have been given their engines keep them."""
+        self._routes = Routes(entries)
+        self.queue.wake()
+
     def reader(self, pair: Pair, need: Need, avoid: frozenset[str]) -> Pair | None:
         """Another pair with the same prefill engine, whose decode engine can fetch what is staged there."""
         pairs = readers(self._fleet.table, pair, self.shut(), avoid)

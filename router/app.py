@@ -130,6 +130,7 @@ async def _parts(
 
             changed()
             fleet.on_change = changed
+            listed.on_routes = admission.route
             tasks = [asyncio.create_task(work) for work in (listed.follow(), registered.watch(), shared.run())]
             try:
                 yield

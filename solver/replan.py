@@ -3,7 +3,8 @@ enough.
 
     nothing      it still holds
     weights      the same engines, other shares of the requests: seconds
-    roles        the same engines in other roles, without loading weights again
+    roles        the same engines, some in roles that none of their size has now
+    batch        the same engines, in any roles, with other limits for the sequences and tokens of a step
     engines      more or fewer engines of the sizes that run, on the pools that run
     placement    anything
     impossible   not even that
@@ -21,14 +22,18 @@ from deeplink.errors import SolverError
 from deeplink.solver import highs, program
 from deeplink.solver.candidates import Formulation, formulate
 from deeplink.solver.fleet import Fleet
-from deeplink.solver.placement import Placement, Range
+from deeplink.solver.place import routes
+from deeplink.solver.placement import Placement, Range, Route
 from deeplink.solver.problem import Problem
 from deeplink.solver.program import Model
+from deeplink.solver.solve import shared_out
 
 _SOME = 1e-9
 """A share for buckets of which nothing is seen, so that they have a mean."""
 
-Step = Literal["nothing", "weights", "roles", "engines", "placement", "impossible"]
+Change = Literal["roles", "batch", "engines", "placement"]
+"""Those in which other engines run, the least first."""
+Step = Literal["nothing", "weights", "roles", "batch", "engines", "placement", "impossible"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,13 @@ class Observed:
 @dataclass(frozen=True, slots=True)
 class Replan:
     """`step` is enough, because of `why`. `engines` are to run then, by candidate; `moved` is how many of them do not
-    run now."""
+    run now. `routes` are who hands to whom then, with which share."""
 
     step: Step
     why: tuple[str, ...]
     engines: Mapping[str, int]
     moved: int
+    routes: tuple[Route, ...] = ()
 
 
 def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
@@ -58,7 +64,7 @@ def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
     running = {engine.name: engine.count for engine in placement.engines}
     why = _why(placement, seen)
     if not why:
-        return Replan("nothing", (), running, 0)
+        return Replan("nothing", (), running, 0, placement.routes)
     formulation = formulate(_now(fleet, seen), keep=frozenset(running))
     problem = formulation.problem
     names = {candidate.name: k for k, candidate in enumerate(problem.candidates)}
@@ -76,14 +82,15 @@ def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
         )
     counts = {names[name]: count for name, count in running.items() if name not in gone}
     if not seen.lost and highs.solve(program.build(problem, counts=counts).program, {}).values:
-        return Replan("weights", why, running, 0)
-    for step in ("roles", "engines", "placement"):
+        return Replan("weights", why, running, 0, routes(formulation, shared_out(problem, counts)))
+    steps: tuple[Change, ...] = ("roles", "batch", "engines", "placement")
+    for step in steps:
         found = _least(formulation, counts, step)
         if found is not None:
             engines = {problem.candidates[k].name: count for k, count in sorted(found.items())}
             moved = sum(max(0, count - counts.get(k, 0)) for k, count in found.items())
-            return Replan(step, why, engines, moved)
-    return Replan("impossible", why, running, 0)
+            return Replan(step, why, engines, moved, routes(formulation, shared_out(problem, found)))
+    return Replan("impossible", why, running, 0, placement.routes)
 
 
 def _why(placement: Placement, seen: Observed) -> tuple[str, ...]:
@@ -141,12 +148,14 @@ def _now(fleet: Fleet, seen: Observed) -> Fleet:
     )
 
 
-def _least(formulation: Formulation, counts: Mapping[int, int], step: str) -> dict[int, int] | None:
+def _least(formulation: Formulation, counts: Mapping[int, int], step: Change) -> dict[int, int] | None:
     """The engines that have to be started least, then the cheapest, if the step is enough."""
     problem = formulation.problem
     model = program.build(problem)
     if step != "placement":
-        _keep(model, problem, counts, exactly=step == "roles")
+        _keep(model, problem, counts, exactly=step != "engines")
+    if step == "roles":
+        _keep_limits(model, formulation, counts)
     objective: dict[int, float] = {}
     for k, columns in enumerate(model.engines):
         started = model.program.column()
@@ -173,3 +182,22 @@ def _keep(model: Model, problem: Problem, counts: Mapping[int, int], *, exactly:
         most = float(sizes[size]) if exactly and size in sizes else highs.INFINITY if size in sizes else 0.0
         if most < highs.INFINITY:
             model.program.row(model.count(dict.fromkeys(mine, 1.0)), 0.0, most)
+
+
+def _keep_limits(model: Model, formulation: Formulation, counts: Mapping[int, int]) -> None:
+    """Where engines of a pool and size have a role now, they have it only with limits of a step that they have now."""
+    problem = formulation.problem
+
+    def kind(k: int) -> tuple[int, int, str]:
+        return problem.candidates[k].pool, problem.candidates[k].chips, problem.candidates[k].role
+
+    def limits(k: int) -> tuple[int, int]:
+        setup = formulation.setups[problem.candidates[k].name]
+        return setup.batch, setup.chunk
+
+    now: dict[tuple[int, int, str], set[tuple[int, int]]] = {}
+    for k in counts:
+        now.setdefault(kind(k), set()).add(limits(k))
+    for k in range(len(problem.candidates)):
+        if kind(k) in now and limits(k) not in now[kind(k)]:
+            model.program.row(model.count({k: 1.0}), 0.0, 0.0)

@@ -93,6 +93,13 @@ def solve(problem: Problem, objective: Objective, effort: Effort | None = None, 
     return Solution(status, objective, answer.value, answer.bound, counts, passed, _bindings(model, objective))
 
 
+def shared_out(problem: Problem, counts: Mapping[int, int]) -> tuple[Passed, ...]:
+    """What goes where through these engines in the normal scenario, so that the busiest are as little busy as can be.
+    Raises SolverError when they do not cope."""
+    normal = replace(problem, scenarios=problem.scenarios[:1])
+    return _balanced(normal, "cost", counts, 1.0)[0]
+
+
 _SCALES: dict[str, str] = {"throughput": "normal", "capacity": "all"}
 
 
