@@ -4,6 +4,7 @@ migrate.py MODEL OTHER_WEIGHTS CONFIG; prints
 {"alone": [[length, tokens alone, tokens by migration], …], "blocks": [free at first, free at last] of each engine,
  "sessions": how many are left of each, "long": outcome of a prompt that is too long for a prefill engine,
  "bad": [outcome of a request for what was not offered, of the next],
+ "overtaken": [tokens alone, tokens by migration] into blocks that a forward sent before still writes to,
  "contracts": of the two, "load": {"right": n, "wrong": n, "failed": n, "left": n},
  "refused": the field in which other weights differ}.
 """
@@ -166,11 +167,49 @@ async def migrations(prefill: Any, decode: Any) -> dict[str, Any]:
     bad.remote_block_ids = [1, 2, 3]
     outcomes = [(await client.ask(decode, prompt(40), max_new_tokens=4, migration_request=bad))[0]]
     outcomes.append((await client.migrated(prompt(41)))[0])
+    late = await overtaken(client)
     load = await under_load(client)
     await asyncio.sleep(0.5)
     sessions = [len(side.scheduler.sessions) for side in (prefill, decode)]
     blocks = [[was, free(side)] for was, side in zip(first, (prefill, decode), strict=True)]
-    return {"alone": compared, "blocks": blocks, "sessions": sessions, "long": long, "bad": outcomes, "load": load}
+    told = {"alone": compared, "blocks": blocks, "sessions": sessions, "long": long, "bad": outcomes, "load": load}
+    return {**told, "overtaken": late}
+
+
+async def overtaken(client: Client) -> list[list[int]]:
+    """A request leaves when the forward that computes its next token has been sent to the model, which comes to it only
+    after the cache of another request has had a second to land in the blocks that were its own."""
+    ids = prompt(120)
+    expected = await client.alone(ids)
+    agent = client.decode.executor.model_agent
+    forward = agent.async_forward
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def late(*args: Any, **options: Any) -> Any:
+        begun.set()
+        await asyncio.wait_for(gate.wait(), 30)
+        return await forward(*args, **options)
+
+    leaving = asyncio.create_task(client.ask(client.decode, prompt(70), max_new_tokens=40))
+    while not any(one.num_new_tokens > 3 for one in sequences(client.decode)):
+        await asyncio.sleep(0.001)
+    agent.async_forward = late
+    await asyncio.wait_for(begun.wait(), 30)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    coming = asyncio.create_task(client.migrated(ids))
+    while not any(one.migration_request for one in sequences(client.decode)):
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(1)
+    gate.set()
+    agent.async_forward = forward
+    status, tokens = await asyncio.wait_for(coming, 60)
+    assert status == "FINISH", status
+    return [expected, tokens]
+
+
+def sequences(side: Any) -> list[Any]:
+    return [one for session in side.scheduler.get_sessions() for one in session.sequences.values()]
 
 
 async def under_load(client: Client) -> dict[str, int]:

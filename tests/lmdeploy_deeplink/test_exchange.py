@@ -253,6 +253,42 @@ def test_who_leaves_ends_the_load_and_nothing_is_written_after(make: Callable[..
     quiet(prefill, decode)
 
 
+def test_a_request_that_is_sent_twice_is_loaded_once(make: Callable[..., Exchange]) -> None:
+    """Each hears of its own end: nothing has come into the blocks of the second."""
+    prefill, decode = pair(make)
+    number = prefill.offer(PROMPT, [], [1, 2, 3, 4])
+
+    async def twice() -> list[BaseException | None]:
+        both = (decode.load(session, PEER, [number], PROMPT, [], [4 + session]) for session in (1, 2))
+        return await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 10)
+
+    first, second = asyncio.run(twice())
+    assert first is None
+    assert isinstance(second, Refused)
+    assert np.array_equal(kv(decode, [5], len(PROMPT)), kv(prefill, [1, 2, 3, 4], len(PROMPT)))
+    quiet(prefill, decode)
+
+
+def test_a_sessions_number_may_be_taken_by_another_before_the_first_has_heard_of_its_end(
+    make: Callable[..., Exchange],
+) -> None:
+    prefill, decode = pair(make)
+
+    async def leave_twice() -> None:
+        first = asyncio.create_task(decode.load(7, PEER, [98], PROMPT, [], [5]))
+        await asyncio.sleep(0.1)
+        decode.leave(7)
+        second = asyncio.create_task(decode.load(7, PEER, [99], PROMPT, [], [6]))
+        await asyncio.gather(first, return_exceptions=True)
+        assert not second.done()
+        decode.leave(7)
+        with pytest.raises(HandoffError, match="given up"):
+            await asyncio.wait_for(second, 5)
+
+    asyncio.run(leave_twice())
+    quiet(prefill, decode)
+
+
 def test_leaving_without_a_load_is_nothing(make: Callable[..., Exchange]) -> None:
     _, decode = pair(make)
     decode.leave(1)

@@ -45,6 +45,12 @@ def test_requests_at_once_some_of_which_leave(told: dict[str, Any]) -> None:
     assert load["left"] > 0
 
 
+def test_a_forward_that_was_sent_before_does_not_write_over_what_has_landed(told: dict[str, Any]) -> None:
+    """LMDeploy sends a forward before it knows who has left; whose blocks may be another's by the time it runs."""
+    alone, migrated = told["overtaken"]
+    assert migrated == alone
+
+
 def test_nothing_is_held_after(told: dict[str, Any]) -> None:
     assert told["sessions"] == [0, 0]
     assert all(first == last for first, last in told["blocks"])

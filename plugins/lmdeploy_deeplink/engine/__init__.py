@@ -4,7 +4,7 @@ LMDeploy has no entry points, so its own code is changed in memory, in every pro
 
     platform   which of LMDeploy's devices this host has, or cpu
     versions   the releases that this was tested with; others are refused
-    v0_18      everything that is changed in 0.18
+    v0_18      everything that is changed in 0.18 for a device; the rest is in `lmdeploy_deeplink.migration`
     ops_v0_18  the engine's layers, for 0.18, out of a vendor's operators
     cpu        torch's CUDA interface on a host without CUDA, which an engine on a CPU calls
     launch     LMDeploy's command line with all that; a module to be run

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from deeplink.errors import PluginError
 
+OPTION = "deeplink"
+"""What is asked for by name: this backend, and the migration backend that belongs to it."""
 CPU = "cpu"
 NATIVE = "cuda"
 
