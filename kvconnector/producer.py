@@ -9,6 +9,7 @@
 | lose     | engine thread, on preemption       | no        |
 | settled  | engine thread, after the request   | no        |
 | abort    | any thread                         | no        |
+| stages   | the channel's thread of a watcher  | a moment  |
 | serve    | the channel's thread of one claim  | yes, until the deadline |
 
 Engine blocks are read only inside `fill` and `pump`, on the engine's own thread, so they can be freed, preempted or
@@ -147,6 +148,10 @@ class Producer:
             self._offers.end(offer, "aborted", reason or Aborted("the prefill request was given up").reason())
         elif (record := self._ledger.get(name)) is not None and record.side == "producer" and record.state in FINAL:
             self._ledger.too_late()
+
+    def stages(self, names: Sequence[str], known: Sequence[int]) -> tuple[int, ...]:
+        """How far each of these handoffs is; waits a moment for one to be further than `known`."""
+        return self._offers.stages(names, known)
 
     def close(self) -> None:
         """Abort what is open and close what is kept open."""

@@ -191,7 +191,7 @@ class Fleet:
 
     def prepare(self, name: str, role: str, **settings: Any) -> Running:
         """An engine, not started. Every one has the test plugins; see `plugins/`."""
-        (port,) = engines.free_ports(1)
+        port = settings.pop("port", None) or engines.free_ports(1)[0]
         values: dict[str, Any] = {
             "model": self.model,
             "config": self.config,
@@ -222,7 +222,7 @@ class Fleet:
         running.process = engines.process(running.engine, running.environment, self.overlay, self.folder)
         self.start(running)
 
-    def router(self, *running: Running, deadline: float = 30.0, dispatch: str = "sequential") -> str:
+    def router(self, *running: Running, deadline: float = 30.0, dispatch: str = "auto") -> str:
         """A router in front of these engines; its URL."""
         (port,) = engines.free_ports(1)
         lines = ["[router]", f"port = {port}", f"deadline = {deadline}", f'dispatch = "{dispatch}"']
