@@ -62,6 +62,11 @@ MISTAKES: list[tuple[list[str] | dict[str, Any], dict[str, str], str]] = [
     ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_CONTROL_PORT": "http"}, "DEEPLINK_CONTROL_PORT is not a port"),
     (["--platform", "deeplink", "--deeplink-config", "/nowhere.toml"], {}, "cannot read /nowhere.toml"),
     (["--additional-config", '{"deeplink": {"rol": 1}}'], {}, "there is no such setting"),
+    (
+        ["--platform", "deeplink", "--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'],
+        {},
+        "not known to work beside NixlConnector",
+    ),
 ]
 
 
