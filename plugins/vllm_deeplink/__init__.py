@@ -7,6 +7,7 @@ This module is imported by every vLLM process, wanted or not, so it imports noth
     beside      its connector, beside another one
     platform    the platform vLLM runs on, which stays what it is
     vendors     vendors' platform plugins, and what is wrong with them
+    supported   the settings of vLLM's that cannot be handed over with
     connector   vLLM's connector base class, split into
     scheduler     the half in the engine-core process: which request hands over what
     early         when a claim that comes before its cache may have blocks

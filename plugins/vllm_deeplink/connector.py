@@ -38,7 +38,7 @@ from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.registration import Presence, Registration
 from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.watching import Watching
-from vllm_deeplink import adapter, termination, versions
+from vllm_deeplink import supported, termination, versions
 from vllm_deeplink.early import EarlyClaims
 from vllm_deeplink.orders import Orders, RankContract
 from vllm_deeplink.stats import DeepLinkPromMetrics, DeepLinkStats
@@ -69,7 +69,7 @@ Reports: Any = VERSION.reports
 class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        adapter.check_supported(vllm_config, kv_cache_config)
+        supported.check(vllm_config, kv_cache_config)
         VERSION.check_groups(len(kv_cache_config.kv_cache_groups))
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = config.load(extra.get("config"))

@@ -50,6 +50,10 @@ def install() -> None:
     def with_table_or_environment(self: Any, *arguments: Any, **options: Any) -> Any:
         _complete(self)
         made = create_engine_config(self, *arguments, **options)
+        if beside.settings(made.kv_transfer_config) is not None:
+            from vllm_deeplink import supported  # not every process comes here
+
+            supported.check_parallel(made.parallel_config)
         _leave_at_exit(made.kv_transfer_config)
         return made
 

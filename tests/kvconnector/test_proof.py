@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deeplink.kvconnector.proof import codings
+from deeplink.kvconnector.proof import byte_codings, codings
 
 
 @given(
@@ -30,3 +30,13 @@ def test_codes_are_numbers_in_every_type(dtype: type) -> None:
         for values, info in ((half, np.finfo(np.float16)), (single, np.finfo(np.float32))):
             assert np.isfinite(values).all()
             assert (np.abs(values) >= info.tiny).all()
+
+
+@given(st.integers(1, 8), st.integers(1, 48), st.sampled_from([32, 64, 80, 128]), st.sampled_from([120, 238, 240]))
+def test_every_element_of_one_byte_has_codes_of_its_own(heads: int, tokens: int, dim: int, count: int) -> None:
+    """In as many codings as it takes; and never the code of what was not written, which is not among those given."""
+    codes = np.arange(1, count + 1).astype(np.uint8)
+    found = byte_codings(heads, tokens, dim, codes)
+    assert all(code.shape == (2, heads, tokens, dim) and code.min() > 0 for code in found)
+    together = np.stack([code.reshape(-1) for code in found])
+    assert np.unique(together, axis=1).shape[1] == 2 * heads * tokens * dim
