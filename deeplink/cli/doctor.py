@@ -41,6 +41,12 @@ _STYLES = {"works": "green", "off": "dim", "warning": "yellow", "failed": "bold 
     help=f"deeplink.toml; default: the file {configs.VARIABLE} names",
 )
 @click.option("--peer", metavar="ENGINE", help="Ask this engine too, and whether it goes with the others of the file.")
+@click.option(
+    "--canary/--no-canary",
+    default=True,
+    show_default=True,
+    help="With --peer: hand a prompt over to and from that engine, and compare the answers with those of each alone.",
+)
 @click.option("--api", is_flag=True, help="The URL of --peer is that of an OpenAI endpoint.")
 @click.option("--peer-host", metavar="HOST[:PORT]", help="Try every transport with the doctor that listens there.")
 @click.option(
@@ -65,6 +71,7 @@ _STYLES = {"works": "green", "off": "dim", "warning": "yellow", "failed": "bold 
 def command(
     path: Path | None,
     peer: str | None,
+    canary: bool,
     api: bool,
     peer_host: str | None,
     listen: str | None,
@@ -85,6 +92,7 @@ def command(
     if once and listen is None:
         raise click.UsageError("--once needs --listen")
     with _quiet():
+        from deeplink.doctor import canary as canaries
         from deeplink.doctor import examination, link, subject
         from deeplink.doctor import peer as peers
         from deeplink.doctor.model import diagnose
@@ -94,6 +102,8 @@ def command(
             sections = [section(looked_at) for section in examination.SECTIONS]
             if peer:
                 sections.append(peers.examine(looked_at, peer, api))
+                if canary:
+                    sections.append(canaries.examine(looked_at, peer))
             if peer_host:
                 sections.append(link.examine(looked_at, peer_host))
         else:
