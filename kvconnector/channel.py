@@ -145,8 +145,8 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 MAX_WATCHED = 256
 """Handoffs in one question."""
 NOT_BEGUN, BEGUN, COMPLETE = 0, 1, 2
-"""How far a prefill is: nothing is staged yet, something is, or there is nothing more to wait for (all of it is staged,
-or it has ended in whichever way)."""
+"""How far a prefill is: nothing is staged yet, something is, or there is nothing more to wait for (all is computed, or
+the handoff has ended in whichever way)."""
 
 
 class Watch(msgspec.Struct, frozen=True, tag="watch"):

@@ -47,6 +47,18 @@ class Offers:
         with self.changed:
             return sum(len(offer.claims) - offer.served for offer in self._open.values())
 
+    @property
+    def unclaimed(self) -> int:
+        """Bytes of staging that prefills hold which have not ended and which nobody fetches from yet."""
+        with self.changed:
+            return sum(
+                staged.piece.length
+                for offer in self._open.values()
+                if not offer.claims and offer.computed < offer.tokens
+                for staged in offer.staged
+                if not staged.free
+            )
+
     def get(self, name: str) -> Offer | None:
         return self._open.get(name)
 
@@ -205,7 +217,8 @@ class Offers:
     def _stage(self, name: str) -> int:
         offer = self._open.get(name)
         if offer is not None:
-            if offer.complete:
+            # Not when all is staged: for that there may be no room before somebody has fetched a part of it.
+            if offer.computed >= offer.tokens or offer.complete:
                 return ch.COMPLETE
             return ch.BEGUN if offer.staged else ch.NOT_BEGUN
         record = self._ledger.get(name)

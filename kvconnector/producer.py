@@ -36,7 +36,7 @@ from deeplink.kvconnector.offers import Offers
 from deeplink.kvconnector.plan import TILE, chunks
 from deeplink.kvconnector.pool import Pool
 from deeplink.kvconnector.serve import Serving
-from deeplink.kvconnector.staging import Staging
+from deeplink.kvconnector.staging import Piece, Staging
 from deeplink.kvconnector.ticket import Ticket, other_epoch
 from deeplink.kvconnector.transport.base import Link, Transport
 
@@ -229,7 +229,7 @@ class Producer:
             )
         form = group.wire(offer.wire[index])
         for chunk in chunks(start, limit, self._chunk_bytes // form.token_bytes):
-            piece = self._staging.try_allocate(form.length(chunk.tokens))
+            piece = self._room(offer, form.length(chunk.tokens))
             if piece is None:
                 return False
             staged, began = False, time.perf_counter()
@@ -243,6 +243,14 @@ class Producer:
             if not self._offers.stage(offer, Staged(index, chunk, piece)):
                 return False
         return True
+
+    def _room(self, offer: Offer, length: int) -> Piece | None:
+        """Prefills that nobody fetches from yet, and that have not ended, leave half of the memory to the others. Or
+        one that has ended could wait for what they have staged, with the engine's last blocks, and they for blocks."""
+        early = not offer.claims and offer.computed < offer.tokens
+        if early and self._offers.unclaimed + length > self._staging.capacity // 2:
+            return None
+        return self._staging.try_allocate(length)
 
 
 def _casts(group: Group, dtype: str) -> bool:

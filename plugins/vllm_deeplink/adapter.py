@@ -13,6 +13,7 @@ from deeplink.kvconnector import rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank, Scales
 from deeplink.kvconnector.convert import storage_dtype
+from deeplink.kvconnector.device_cache import of_tensors
 from deeplink.kvconnector.forms import SCHEMES
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
@@ -118,10 +119,14 @@ def _read_group(
             ours=str(held[1] - held[0]),
             theirs=str(heads),
         )
-    (layout,) = {_declared(vllm_config, name) for name in names}
+    (layout,) = {_declared(vllm_config, name, tensors[name]) for name in names}
     text = known.get(layout)
     bound = Layout.parse(text).bind(heads=heads, head_dim=content // 2, block_size=block_size, blocks=blocks)
-    arrays = tuple(_flat(name, tensors[name], (blocks, heads, block_size, content), dtype) for name in names)
+    if tensors[names[0]].device.type == "cpu":
+        arrays = tuple(_flat(name, tensors[name], (blocks, heads, block_size, content), dtype) for name in names)
+        cache = Cache(arrays, bound)
+    else:
+        cache = of_tensors([tensors[name] for name in names], bound)
     scales = (
         Scales("tensor", tuple(v for name in names for v in _scales(vllm_config, name))) if dtype in SCHEMES else None
     )
@@ -129,7 +134,7 @@ def _read_group(
     kind = KINDS[type(spec).__name__]
     window = spec.sliding_window if kind == SLIDING else 0
     stated = CacheGroup(kind, layers, total, content // 2, dtype, block_size, text, window, scales)
-    return Group(stated, layers, held, Cache(arrays, bound))
+    return Group(stated, layers, held, cache)
 
 
 def _dtype(vllm_config: VllmConfig, name: str, tensor: torch.Tensor) -> str:
@@ -153,9 +158,20 @@ def _scales(vllm_config: VllmConfig, name: str) -> tuple[float, float]:
     return float(layer._k_scale_float), float(layer._v_scale_float)
 
 
-def _declared(vllm_config: VllmConfig, name: str) -> str:
+def _declared(vllm_config: VllmConfig, name: str, tensor: torch.Tensor) -> str:
     layer = attention_layer(vllm_config, name)
-    return layouts.declared(layer.get_attn_backend().get_name(), versions.current().packing(layer))
+    backend = layer.get_attn_backend().get_name()
+    if tensor.device.type == "cpu":
+        return layouts.declared(backend, versions.current().packing(layer))
+    if not hasattr(layer.impl, "do_kv_cache_update"):
+        raise LayoutError(
+            f"the attention backend {backend} has no operation of its own that writes to the cache, by which its "
+            "layout could be proven",
+            field="layout",
+            theirs=backend,
+            remedy="choose another with --attention-backend",
+        )
+    return layouts.by_strides(tensor.shape, tensor.stride())
 
 
 def attention_layer(vllm_config: VllmConfig, name: str) -> Any:
@@ -165,8 +181,6 @@ def attention_layer(vllm_config: VllmConfig, name: str) -> Any:
 def _flat(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
     import torch
 
-    if tensor.device.type != "cpu":
-        raise LayoutError(f"layer {name} is in {tensor.device} memory; this release reads host memory", field="device")
     if tuple(tensor.shape) != shape or not tensor.is_contiguous():
         raise LayoutError(
             f"layer {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}",

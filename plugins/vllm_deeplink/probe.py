@@ -38,19 +38,18 @@ def prove(vllm_config: VllmConfig, cache: Cache, tensors: dict[str, torch.Tensor
     table = list(WRITTEN)
     tokens = len(table) * bound.block_size
     for index, (name, tensor) in enumerate(tensors.items()):
-        array = cache.layers[index]
-        for wire_SHTD in _codings(bound.heads, tokens, bound.head_dim, array.dtype, dtype):
-            expected = np.zeros(BLOCKS * bound.block_elements, array.dtype)
+        live = cache.layers[index][: BLOCKS * bound.block_elements]
+        for wire_SHTD in _codings(bound.heads, tokens, bound.head_dim, cache.dtype, dtype):
+            expected = np.zeros(BLOCKS * bound.block_elements, cache.dtype)
             Cache((expected,), replace(bound, blocks=BLOCKS)).scatter(wire_SHTD[None], 0, table, Chunk(0, tokens))
-            live = array[: BLOCKS * bound.block_elements]
             live[:] = 0
             layer = attention_layer(vllm_config, name)
-            if array.itemsize == 1:
+            if cache.dtype.itemsize == 1:
                 pair = _values(layer, wire_SHTD, FORMATS[dtype], vllm_config.model_config.dtype)
             else:
                 pair = _elements(wire_SHTD, tensor)
             _write(layer, tensor, pair, table, bound.block_size)
-            wrong = np.flatnonzero(live != expected)
+            wrong = np.flatnonzero(_read(live, cache.dtype) != expected)
             live[:] = 0
             if wrong.size:
                 at = int(wrong[0])
@@ -61,6 +60,17 @@ def prove(vllm_config: VllmConfig, cache: Cache, tensors: dict[str, torch.Tensor
                     field="layout",
                     remedy="this vLLM build packs its cache differently; deeplink will not guess",
                 )
+
+
+def _read(live: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """What is in memory now: a view of the host's, a copy of a device's."""
+    if isinstance(live, np.ndarray):
+        return live
+    import torch
+
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    copy: np.ndarray[Any, Any] = live.cpu().view(signed).numpy().view(dtype)
+    return copy
 
 
 def _codings(heads: int, tokens: int, dim: int, storage: np.dtype[Any], dtype: str) -> list[np.ndarray[Any, Any]]:
@@ -103,5 +113,5 @@ def _write(layer: Any, tensor: torch.Tensor, pair: list[torch.Tensor], table: li
     """Through the engine's own operation: tokens of `table`'s blocks, in order."""
     import torch
 
-    slots = torch.cat([torch.arange(block_size) + block * block_size for block in table])
-    layer.impl.do_kv_cache_update(layer, *pair, tensor, slots)
+    slots = torch.cat([torch.arange(block_size) + block * block_size for block in table]).to(tensor.device)
+    layer.impl.do_kv_cache_update(layer, *(side.to(tensor.device) for side in pair), tensor, slots)

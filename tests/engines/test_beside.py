@@ -21,6 +21,7 @@ OFFLOADING = {
     },
 }
 FEW = ("--num-gpu-blocks-override", "24")
+"""Blocks of 64 tokens: what one request of the greatest length needs, and half as much again."""
 HITS = "vllm:external_prefix_cache_hits_total"
 
 
@@ -30,7 +31,7 @@ def beside(fleet: Fleet) -> Iterator[tuple[Running, Running, Running]]:
     first, which has to be said by hand."""
     model = fleet.tiny("four-heads")
     flags = (*FEW, "--kv-transfer-config", json.dumps(OFFLOADING))
-    prefill = fleet.prepare("beside-p", "prefill", model=model, block_size=32, kv_mib=64, flags=flags)
+    prefill = fleet.prepare("beside-p", "prefill", model=model, block_size=64, kv_mib=64, flags=flags)
     decode = fleet.prepare("beside-d", "decode", model=model, block_size=64, kv_mib=64, flags=flags)
     (port,) = engines.free_ports(1)
     ours = {
