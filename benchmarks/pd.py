@@ -85,9 +85,10 @@ def main() -> None:
     parser.add_argument("--load", action="store_true", help="requests that come at random times")
     parser.add_argument("--rate", type=float, default=0.2, help="how many of them a second")
     parser.add_argument("--seconds", type=float, default=60.0, help="for how long they come")
+    parser.add_argument("--note", default="", help="what else is to be known of the machine")
     arguments = parser.parse_args()
     name = "pd" + ("-load" if arguments.load else "") + ("-unpinned" if arguments.unpinned else "")
-    before = machine()
+    before = machine() | ({"note": arguments.note} if arguments.note else {})
     with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
         pairs = start(Path(folder), ends, pinned=not arguments.unpinned)
         if arguments.load:

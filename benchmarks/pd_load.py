@@ -37,16 +37,13 @@ class Served:
 
 
 def arrivals(rate: float, seconds: float, lengths: Sequence[int]) -> list[Request]:
-    """The same for every way and in every run: at random times, `rate` of them a second, the lengths in turn."""
+    """The same for every way and in every run: at random times, `rate` of them a second, the lengths in turn.
+
+    Of a Poisson process whose number of arrivals is known these are independent and uniform.
+    """
     dice = random.Random(SEED)
-    found: list[Request] = []
-    at = 0.0
-    for length in itertools.cycle(lengths):
-        at += dice.expovariate(rate)
-        if at > seconds:
-            return found
-        found.append(Request(at, length))
-    raise AssertionError("lengths is empty")
+    times = sorted(dice.uniform(0, seconds) for _ in range(max(1, round(rate * seconds))))
+    return [Request(at, length) for at, length in zip(times, itertools.cycle(lengths), strict=False)]
 
 
 def serve(requests: Sequence[Request], prompts: Sequence[list[int]], ask: Ask) -> Served:
