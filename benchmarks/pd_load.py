@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rows import Row
 
-SEED = 20251130
+SEED = 1
 SPARE_SECONDS = 180.0
 """For what is still on its way when the last request has come."""
 
