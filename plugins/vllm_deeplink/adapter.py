@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector import rope, weights
+from deeplink.kvconnector import device, rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank, Scales
 from deeplink.kvconnector.convert import storage_dtype
@@ -122,7 +122,7 @@ def _read_group(
     (layout,) = {_declared(vllm_config, name, tensors[name]) for name in names}
     text = known.get(layout)
     bound = Layout.parse(text).bind(heads=heads, head_dim=content // 2, block_size=block_size, blocks=blocks)
-    if tensors[names[0]].device.type == "cpu":
+    if tensors[names[0]].device.type in device.HOST:
         arrays = tuple(_flat(name, tensors[name], (blocks, heads, block_size, content), dtype) for name in names)
         cache = Cache(arrays, bound)
     else:
@@ -161,7 +161,7 @@ def _scales(vllm_config: VllmConfig, name: str) -> tuple[float, float]:
 def _declared(vllm_config: VllmConfig, name: str, tensor: torch.Tensor) -> str:
     layer = attention_layer(vllm_config, name)
     backend = layer.get_attn_backend().get_name()
-    if tensor.device.type == "cpu":
+    if tensor.device.type in device.HOST:
         return layouts.declared(backend, versions.current().packing(layer))
     if not hasattr(layer.impl, "do_kv_cache_update"):
         raise LayoutError(
