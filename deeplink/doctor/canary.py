@@ -164,10 +164,8 @@ def _try(pair: _Pair) -> Canary:
 
     _choice(pair.prefill, body(pair.prefill, prompt, 1, "produce"))
     handed = _choice(pair.decode, body(pair.decode, prompt, ANSWER, "consume", logprobs=0, return_token_ids=True))
-    tokens = handed.get("token_ids")
-    values = (handed.get("logprobs") or {}).get("token_logprobs")
-    if not _are(tokens, int, ANSWER) or not _are(values, (int, float), ANSWER):
-        raise LocalError(f"{pair.decode.name} does not say the tokens and log-probabilities of its answer")
+    tokens = _said(handed.get("token_ids"), int, pair.decode)
+    values = _said((handed.get("logprobs") or {}).get("token_logprobs"), (int, float), pair.decode)
     alone = [
         _known(side, _choice(side, body(side, [*prompt, *tokens], 1, prompt_logprobs=0)), tokens)
         for side in (pair.decode, pair.prefill)
@@ -220,8 +218,11 @@ def _differences(one: Sequence[float], other: Sequence[float]) -> tuple[float, .
     return tuple(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def _are(values: Any, kind: type | tuple[type, ...], count: int) -> bool:
-    return isinstance(values, list) and len(values) == count and all(isinstance(value, kind) for value in values)
+def _said(values: Any, kind: type | tuple[type, ...], side: EngineEntry) -> list[Any]:
+    """As many of them as the answer has tokens. Raises LocalError."""
+    if not isinstance(values, list) or len(values) != ANSWER or not all(isinstance(value, kind) for value in values):
+        raise LocalError(f"{side.name} does not say the tokens and log-probabilities of its answer")
+    return values
 
 
 def _call(url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:

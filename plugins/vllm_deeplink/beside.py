@@ -24,7 +24,7 @@ def settings(transfer: KVTransferConfig | None) -> dict[str, Any] | None:
     """The extra config of deeplink's connector, alone or among several; None where it is not."""
     if transfer is None:
         return None
-    extra = transfer.kv_connector_extra_config
+    extra: dict[str, Any] = transfer.kv_connector_extra_config
     if transfer.kv_connector == CONNECTOR:
         return extra
     if transfer.kv_connector == SEVERAL:
