@@ -80,8 +80,8 @@ def command(
     ENGINE is an engine's name in deeplink.toml, the URL of its control endpoint or of its OpenAI endpoint, or a file
     that holds its contract.
 
-    With --peer a prompt is also handed over between that engine and each of the file that agrees with it, and the answer
-    compared with those of both alone.
+    With --peer a prompt is also handed over between that engine and each of the file that agrees with it, and the
+    answer compared with those of both alone.
 
     Exits with 0 when what is configured works, 1 when something was refused or failed, 2 when it could not be told.
     """
