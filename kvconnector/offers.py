@@ -52,11 +52,7 @@ class Offers:
         """Bytes of staging that prefills hold which have not ended and which nobody fetches from yet."""
         with self.changed:
             return sum(
-                staged.piece.length
-                for offer in self._open.values()
-                if not offer.claims and offer.computed < offer.tokens
-                for staged in offer.staged
-                if not staged.free
+                offer.filled for offer in self._open.values() if not offer.claims and offer.computed < offer.tokens
             )
 
     def get(self, name: str) -> Offer | None:
@@ -85,6 +81,7 @@ class Offers:
                 return False
             staged.claims = offer.expected - offer.served
             offer.staged.append(staged)
+            offer.filled += staged.piece.length
             offer.marks[staged.group] = staged.chunk.stop
             self.changed.notify_all()
             return True
