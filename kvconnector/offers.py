@@ -49,11 +49,9 @@ class Offers:
 
     @property
     def unclaimed(self) -> int:
-        """Bytes of staging that prefills hold which have not ended and which nobody fetches from yet."""
+        """Bytes of staging that are held by what nobody fetches from yet."""
         with self.changed:
-            return sum(
-                offer.filled for offer in self._open.values() if not offer.claims and offer.computed < offer.tokens
-            )
+            return sum(offer.filled for offer in self._open.values() if not offer.claims)
 
     def get(self, name: str) -> Offer | None:
         return self._open.get(name)
@@ -81,7 +79,7 @@ class Offers:
                 return False
             staged.claims = offer.expected - offer.served
             offer.staged.append(staged)
-            offer.filled += staged.piece.length
+            offer.filled += staged.piece.extent
             offer.marks[staged.group] = staged.chunk.stop
             self.changed.notify_all()
             return True

@@ -59,17 +59,10 @@ def test_through_all_of_a_prefill(pair: Pair, watching: Watching) -> None:
     assert unread(pair, ticket) == COMPLETE  # drained
 
 
-TILE_BYTES = 16 * LAYERS * 2 * HEADS * DIM * 4
-
-
-def small(tiles: int) -> dict[str, int]:
-    """A side whose staging has room for so many tiles of 16 tokens, one of which is a chunk."""
-    return {"staging": tiles * TILE_BYTES, "chunk": TILE_BYTES}
-
-
 def test_a_prefill_for_which_staging_has_no_room_is_complete_all_the_same(watching: Watching) -> None:
     """Nobody would claim it otherwise, and so make room."""
-    pair = make_pair(producer=small(2))
+    tile = 16 * LAYERS * 2 * HEADS * DIM * 4
+    pair = make_pair(producer={"staging": 2 * tile, "chunk": tile})
     ticket, text = pair.ticket()
     pair.open(ticket, TOKENS)
     pair.fill(ticket, TABLE, 96)
@@ -80,27 +73,6 @@ def test_a_prefill_for_which_staging_has_no_room_is_complete_all_the_same(watchi
     pair.load(pair.order(ticket, text, TABLE, TOKENS))
     pair.pump(ticket)
     assert pair.outcome().reason is None
-    pair.close()
-
-
-def test_what_nobody_fetches_yet_leaves_room_for_what_has_ended() -> None:
-    """One prefill has ended and waits for room, with the blocks that another needs to go on: it gets half."""
-    pair = make_pair(producer=small(4))
-    first, text = pair.ticket()
-    second, _ = pair.ticket()
-    used = pair.producer.endpoint._outgoing
-    pair.open(second, TOKENS)
-    pair.fill(second, TABLE, 96)  # of which two tiles fit
-    assert used.used == 2 * TILE_BYTES
-    pair.open(first, TOKENS)
-    pair.fill(first, TABLE, TOKENS)
-    assert used.used == 4 * TILE_BYTES
-    pair.load(pair.order(first, text, TABLE, TOKENS))
-    pair.pump(first)
-    assert pair.outcome().reason is None
-    pair.fill(second, TABLE, TOKENS)
-    assert used.used == 4 * TILE_BYTES  # it has ended, too
-    pair.producer.endpoint.producer.abort(second.handoff)
     pair.close()
 
 
