@@ -11,6 +11,8 @@ from fleet import Fleet, Running, completion, hand_over, http, prompt, quiet, to
 from deeplink.config import control_port
 from deeplink.local import engines
 
+pytestmark = pytest.mark.long
+
 OFFLOADING = {
     "kv_connector": "OffloadingConnector",
     "kv_role": "kv_both",

@@ -11,9 +11,12 @@ from matrix import Matrix
 
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
 
-pytestmark = pytest.mark.skipif(
-    "avx512f" not in Path("/proc/cpuinfo").read_text(), reason="vLLM has such caches on CPUs with AVX-512 only"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        "avx512f" not in Path("/proc/cpuinfo").read_text(), reason="vLLM has such caches on CPUs with AVX-512 only"
+    ),
+]
 LENGTHS = (5, 64, 130, 333, 900)
 
 
@@ -78,7 +81,6 @@ def test_a_narrower_one_needs_consent(engines: tuple[Running, Running, Running])
     assert (refusal.field, refusal.ours, refusal.theirs) == ("groups[0].dtype", "float32", "float8_e4m3fn")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("version", "kind"), [(DEFAULT, "fp8_e5m2"), *((one, "fp8") for one in VERSIONS if one != DEFAULT)]
 )
