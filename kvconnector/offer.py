@@ -76,8 +76,8 @@ class Offer:
     staging has taken), which only the engine's thread writes.
 
     `wire` is the element type in which each cache group is staged, `ranges` the tokens of each that are offered, and
-    `marks` how far each is staged, which has taken `filled` bytes. `expected` claims will come, `served` of them are
-    over. `first` is there once it was sampled. `ended` is set once, with why.
+    `marks` how far each is staged. `expected` claims will come, `served` of them are over. `first` is there once it
+    was sampled. `ended` is set once, with why.
     """
 
     ticket: Ticket
@@ -92,7 +92,6 @@ class Offer:
     computed: int = 0
     converting: float = 0.0
     staged: list[Staged] = field(default_factory=list)
-    filled: int = 0
     claims: dict[bytes, Taking] = field(default_factory=dict)
     served: int = 0
     first: FirstToken | None = None

@@ -47,12 +47,6 @@ class Offers:
         with self.changed:
             return sum(len(offer.claims) - offer.served for offer in self._open.values())
 
-    @property
-    def unclaimed(self) -> int:
-        """Bytes of staging that are held by what nobody fetches from yet."""
-        with self.changed:
-            return sum(offer.filled for offer in self._open.values() if not offer.claims)
-
     def get(self, name: str) -> Offer | None:
         return self._open.get(name)
 
@@ -79,7 +73,6 @@ class Offers:
                 return False
             staged.claims = offer.expected - offer.served
             offer.staged.append(staged)
-            offer.filled += staged.piece.extent
             offer.marks[staged.group] = staged.chunk.stop
             self.changed.notify_all()
             return True

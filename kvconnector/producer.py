@@ -28,12 +28,12 @@ from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.admission import check_claim, check_quit
 from deeplink.kvconnector.cast import between
 from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.group import Group, Wire
+from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import FINAL, Ledger
 from deeplink.kvconnector.negotiate import STATE
 from deeplink.kvconnector.offer import Offer, Staged
 from deeplink.kvconnector.offers import Offers
-from deeplink.kvconnector.plan import TILE, Chunk, chunks
+from deeplink.kvconnector.plan import TILE, chunks
 from deeplink.kvconnector.pool import Pool
 from deeplink.kvconnector.serve import Serving
 from deeplink.kvconnector.staging import Piece, Staging
@@ -62,7 +62,9 @@ class Producer:
         self._transports = transports
         self._links: Pool[Link] = Pool()
         self._epoch = epoch
-        self._chunk_bytes = chunk_bytes
+        tile = TILE * max((group.wire().token_bytes for group in groups), default=0)
+        self._chunk_bytes = min(chunk_bytes, max(staging.capacity // 2, tile))
+        self._kept_free = max(self._chunk_bytes, tile)
         self._rank = rank
         self._offers = Offers(staging, ledger)
 
@@ -228,11 +230,10 @@ class Producer:
                 remedy="let the prefill engine compute as many tokens as the decode engine goes on from, and no more",
             )
         form = group.wire(offer.wire[index])
-        while start < limit:
-            chunk, piece = self._room(offer, form, start, limit)
+        for chunk in chunks(start, limit, self._chunk_bytes // form.token_bytes):
+            piece = self._room(offer, form.length(chunk.tokens))
             if piece is None:
                 return False
-            start = chunk.stop
             staged, began = False, time.perf_counter()
             try:
                 group.stage(offer.tables[index], chunk, self._staging.view(piece), form.dtype)
@@ -245,24 +246,11 @@ class Producer:
                 return False
         return True
 
-    def _room(self, offer: Offer, form: Wire, start: int, limit: int) -> tuple[Chunk, Piece | None]:
-        """The next chunk, and a place for it if there is one.
-
-        What nobody fetches yet leaves half of the memory to what is being fetched. Else a decode engine could have
+    def _room(self, offer: Offer, length: int) -> Piece | None:
+        """What nobody fetches yet leaves room for a chunk of what is being fetched. Else a decode engine could have
         given its last blocks to a handoff that waits for room here, while the room is that of one that waits for those
-        blocks.
-        """
-        chunk = next(iter(chunks(start, limit, self._chunk_bytes // form.token_bytes)))
-        length = form.length(chunk.tokens)
-        if not offer.claims:
-            fits = self._offers.unclaimed + length <= self._staging.capacity // 2
-            return chunk, self._staging.try_allocate(length) if fits else None
-        piece = self._staging.try_allocate(length)
-        if piece is None and self._staging.used <= self._offers.unclaimed:
-            # Nothing that is there will go away by itself, and the holes between are too small for a whole chunk.
-            chunk = next(iter(chunks(start, limit, TILE)))
-            piece = self._staging.try_allocate(form.length(chunk.tokens))
-        return chunk, piece
+        blocks. The room is always at one place, so that it cannot be in pieces that are too small."""
+        return self._staging.try_allocate(length, 0 if offer.claims else self._kept_free)
 
 
 def _casts(group: Group, dtype: str) -> bool:

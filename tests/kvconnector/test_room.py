@@ -30,27 +30,27 @@ def used(pair: Pair) -> float:
     return pair.producer.endpoint._outgoing.used / TILE_BYTES
 
 
-def test_what_nobody_fetches_yet_leaves_half(pair: Pair) -> None:
+def test_what_nobody_fetches_yet_leaves_room_for_a_chunk(pair: Pair) -> None:
     """Whether its prefill has ended or not; and what is fetched has all that is left."""
     first, text = pair.ticket()
     second, _ = pair.ticket()
     pair.open(second, TOKENS)
     pair.fill(second, TABLE, 96)
-    assert used(pair) == 2
+    assert used(pair) == 3
     pair.open(first, TOKENS)
     pair.fill(first, TABLE, TOKENS)
-    assert used(pair) == 2
+    assert used(pair) == 3
     pair.load(pair.order(first, text, TABLE, TOKENS))
     pair.pump(first)
     assert pair.outcome().reason is None
     pair.fill(second, TABLE, TOKENS)
-    assert used(pair) == 2
+    assert used(pair) == 3
     pair.producer.endpoint.producer.abort(second.handoff)
     pair.quiet()
 
 
-def test_a_hole_that_is_too_small_for_a_chunk() -> None:
-    """Nothing that is there goes away before it is fetched, so smaller chunks have to do."""
+def test_a_chunk_that_is_most_of_staging() -> None:
+    """Smaller ones have to do."""
     pair = make(4, chunk=3)
     waiting, _ = pair.ticket()
     pair.open(waiting, TOKENS)
