@@ -104,9 +104,9 @@ class RouterSection(_Strict):
     prefill_policy: Annotated[str, Field(description="which engine prefills")] = "least_load"
     decode_policy: Annotated[str, Field(description="which engine decodes, or does all of a request")] = "least_load"
     dispatch: Annotated[
-        Literal["sequential", "together"],
+        Literal["auto", "sequential", "together"],
         Field(description="whether decode is asked once prefill is done, or both engines at once"),
-    ] = "sequential"
+    ] = "auto"
     min_prefill: Annotated[
         int, Field(ge=0, description="shorter prompts, in estimated tokens, are not handed over; 0: all are")
     ] = 0

@@ -15,7 +15,8 @@ After both Hellos each side negotiates on its own; they reach the same answer. T
 Where the connection breaks in between, the consumer opens another and claims again, under the same name, from the first
 tokens that have not landed.
 
-The data itself never travels here. The engine's own control endpoint uses the same channel with Ask and Cancel.
+The data itself never travels here. The engine's own control endpoint uses the same channel with Ask and Cancel, and an
+engine that is not to claim before there is something to fetch finds out with Watch (`watching`).
 """
 
 from __future__ import annotations
@@ -141,6 +142,25 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     handoff: Name
 
 
+MAX_WATCHED = 256
+"""Handoffs in one question."""
+NOT_BEGUN, BEGUN, COMPLETE = 0, 1, 2
+"""How far a prefill is: nothing is staged yet, something is, or there is nothing more to wait for (all is computed, or
+the handoff has ended in whichever way)."""
+
+
+class Watch(msgspec.Struct, frozen=True, tag="watch"):
+    """How far these handoffs are. Answered at once if one is further than `known`, else after a moment. As many
+    of these may follow on one channel as its owner likes."""
+
+    handoffs: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_WATCHED)]
+    known: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_WATCHED)]
+
+
+class Watched(msgspec.Struct, frozen=True, tag="watched"):
+    stages: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_WATCHED)]
+
+
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """`record` answers an Ask about a handoff (None: unknown), the rest an Ask about the process. `halves` are its
     sides, by name."""
@@ -156,7 +176,9 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     tallies: tuple[Tally, ...] = ()
 
 
-Message = Hello | Claim | Accept | Chunk | Grant | Sent | Landed | End | Fail | Quit | Ask | Cancel | Answer
+Message = (
+    Hello | Claim | Accept | Chunk | Grant | Sent | Landed | End | Fail | Quit | Ask | Cancel | Answer | Watch | Watched
+)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 

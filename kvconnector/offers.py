@@ -217,6 +217,24 @@ class Offers:
             states: dict[type[DeeplinkError], str] = {Aborted: "aborted", DeadlineExceeded: "expired"}
             self.end(offer, states.get(type(failure), "failed"), failure.reason())
 
+    # -- for those that will claim ---------------------------------------------------------------------------
+
+    def stages(self, names: Sequence[str], known: Sequence[int]) -> tuple[int, ...]:
+        """How far each of these is (`channel.BEGUN` and its like), once one is further than `known`, or after LOOK."""
+        with self.changed:
+            self.changed.wait_for(lambda: any(map(int.__gt__, map(self._stage, names), known)), LOOK)
+            return tuple(map(self._stage, names))
+
+    def _stage(self, name: str) -> int:
+        offer = self._open.get(name)
+        if offer is not None:
+            # Not when all is staged: for that there may be no room before somebody has fetched a part of it.
+            if offer.computed >= offer.tokens or offer.complete:
+                return ch.COMPLETE
+            return ch.BEGUN if offer.staged else ch.NOT_BEGUN
+        record = self._ledger.get(name)
+        return ch.COMPLETE if record is not None and record.state in FINAL else ch.NOT_BEGUN
+
     # -- the end ---------------------------------------------------------------------------------------------
 
     def end(self, offer: Offer, state: str, reason: Reason | None) -> None:

@@ -9,6 +9,7 @@
 | lose     | engine thread, on preemption       | no        |
 | settled  | engine thread, after the request   | no        |
 | abort    | any thread                         | no        |
+| stages   | the channel's thread of a watcher  | a moment  |
 | serve    | the channel's thread of one claim  | yes, until the deadline |
 
 Engine blocks are read only inside `fill` and `pump`, on the engine's own thread, so they can be freed, preempted or
@@ -35,7 +36,7 @@ from deeplink.kvconnector.offers import Offers, given_up
 from deeplink.kvconnector.plan import TILE, chunks
 from deeplink.kvconnector.pool import Pool
 from deeplink.kvconnector.serve import Serving
-from deeplink.kvconnector.staging import Staging
+from deeplink.kvconnector.staging import Piece, Staging
 from deeplink.kvconnector.ticket import Ticket, other_epoch
 from deeplink.kvconnector.transport.base import Link, Transport
 
@@ -61,7 +62,9 @@ class Producer:
         self._transports = transports
         self._links: Pool[Link] = Pool()
         self._epoch = epoch
-        self._chunk_bytes = chunk_bytes
+        tile = TILE * max((group.wire().token_bytes for group in groups), default=0)
+        self._chunk_bytes = min(chunk_bytes, max(staging.capacity // 2, tile))
+        self._kept_free = max(self._chunk_bytes, tile)
         self._rank = rank
         self._offers = Offers(staging, ledger)
 
@@ -152,6 +155,10 @@ class Producer:
         elif record.side == "producer":
             self._ledger.too_late()
 
+    def stages(self, names: Sequence[str], known: Sequence[int]) -> tuple[int, ...]:
+        """How far each of these handoffs is; waits a moment for one to be further than `known`."""
+        return self._offers.stages(names, known)
+
     def close(self) -> None:
         """Abort what is open and close what is kept open."""
         self._offers.close()
@@ -228,7 +235,7 @@ class Producer:
             )
         form = group.wire(offer.wire[index])
         for chunk in chunks(start, limit, self._chunk_bytes // form.token_bytes):
-            piece = self._staging.try_allocate(form.length(chunk.tokens))
+            piece = self._room(offer, form.length(chunk.tokens))
             if piece is None:
                 return False
             staged, began = False, time.perf_counter()
@@ -242,6 +249,12 @@ class Producer:
             if not self._offers.stage(offer, Staged(index, chunk, piece)):
                 return False
         return True
+
+    def _room(self, offer: Offer, length: int) -> Piece | None:
+        """What nobody fetches yet leaves room for a chunk of what is being fetched. Else a decode engine could have
+        given its last blocks to a handoff that waits for room here, while the room is that of one that waits for those
+        blocks. The room is always at one place, so that it cannot be in pieces that are too small."""
+        return self._staging.try_allocate(length, 0 if offer.claims else self._kept_free)
 
 
 def _casts(group: Group, dtype: str) -> bool:

@@ -78,6 +78,21 @@ def _clear(arrays: Sequence[Any]) -> None:
         array[:] = 0
 
 
+def byte_codings(heads: int, tokens: int, dim: int, codes: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.uint8]]:
+    """As `codings`, for elements of one byte: as many as it takes to number everything with `codes`, which are all
+    different, and none of them that of an element that was never written."""
+    shape = (2, heads, tokens, dim)
+    by_token = np.broadcast_to(np.arange(tokens)[:, None], shape)
+    by_rest = np.broadcast_to(np.arange(2 * heads * dim).reshape(2, heads, 1, dim), shape)
+    found = []
+    for numbers, count in ((by_token, tokens), (by_rest, 2 * heads * dim)):
+        place = 1
+        while place < count:
+            found.append(codes[numbers // place % len(codes)])
+            place *= len(codes)
+    return found
+
+
 def codings(heads: int, tokens: int, dim: int, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
     """Two codings ``[2, head, token, dim]``: one numbers the tokens, one everything else. Together they are unique.
 

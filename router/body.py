@@ -99,9 +99,10 @@ def text(body: Body) -> bytes:
     return "\0".join(_texts(body)).encode(errors="replace")
 
 
-def params(side: str, ticket: str) -> dict[str, Any]:
-    """What tells an engine its part in a handoff; `side` is produce or consume."""
-    return {"deeplink": {"side": side, "ticket": ticket}}
+def params(side: str, ticket: str, *, early: bool = False) -> dict[str, Any]:
+    """What tells an engine its part in a handoff; `side` is produce or consume. `early`: prefill may still run, or not
+    have begun."""
+    return {"deeplink": {"side": side, "ticket": ticket, **({"early": True} if early else {})}}
 
 
 def prefill(body: Body, members: dict[str, Any], *, chat: bool) -> bytes:

@@ -112,6 +112,11 @@ class Fleet:
         status = self._status.get(name)
         return status.blocks.held / status.blocks.total if status and status.blocks.total > 0 else 0.0
 
+    def early(self, name: str) -> bool:
+        """Whether an engine has said that a claim may be asked of it before its prefill has begun, at no cost to it."""
+        status = self._status.get(name)
+        return status is not None and status.early
+
     def cache_tokens(self, name: str) -> int:
         """How many tokens an engine's cache has room for; 0 if it is not known."""
         engine, status = self._engines.get(name), self._status.get(name)

@@ -2,7 +2,7 @@
 
     arrived -> prefilling -> decoding -> done          a plain request starts with decoding
 
-Decode is asked when prefill is done, or (`router.dispatch`) both at once; then the decode engine waits for the first
+Decode is asked when prefill is done, or both at once (`router.dispatch`); then the decode engine waits for the first
 chunk, and prefilling lasts until it answers.
 
 Nothing is sent to the client before the decoding engine's first bytes are here and are not an error. Until then every
@@ -215,7 +215,10 @@ class Flow:
 
     def _hand(self, exchange: Exchange, pair: Pair, until: float) -> Handing:
         if pair.kind == DEEPLINK:
-            return DeeplinkHanding(exchange, pair, until, self._tools, self._secret)
+            together = self._section.dispatch == "together" or (
+                self._section.dispatch == "auto" and self._fleet.early(pair.decode.name)
+            )
+            return DeeplinkHanding(exchange, pair, until, self._tools, self._secret, together)
         return self._fleet.kinds.get(pair.kind).hand(exchange, pair, until, self._tools)
 
     async def _reader(

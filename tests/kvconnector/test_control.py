@@ -112,6 +112,7 @@ def test_status(pair: Pair, serve: Serve) -> None:
         "role": "prefill",
         "epoch": pair.producer.epoch,
         "blocks": {"total": 100, "held": 7},
+        "early": False,
         "staging": {"capacity": 2 << 20, "used": 0},
         "claims": 0,
         "handoffs": 0,

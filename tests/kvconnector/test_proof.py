@@ -15,7 +15,7 @@ from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.layout import Bound, Layout
 from deeplink.kvconnector.plan import Chunk
-from deeplink.kvconnector.proof import codings, prove
+from deeplink.kvconnector.proof import byte_codings, codings, prove
 
 SIZES = {"heads": 4, "head_dim": 64, "block_size": 32, "blocks": 6}
 
@@ -119,3 +119,13 @@ def test_too_few_blocks_prove_nothing() -> None:
     engine = Engine(declared, declared)
     with pytest.raises(LayoutError, match="fewer than 4"):
         prove(engine.cache, engine.write, ["first", "second"])
+
+
+@given(st.integers(1, 8), st.integers(1, 48), st.sampled_from([32, 64, 80, 128]), st.sampled_from([120, 238, 240]))
+def test_every_element_of_one_byte_has_codes_of_its_own(heads: int, tokens: int, dim: int, count: int) -> None:
+    """In as many codings as it takes; and never the code of what was not written, which is not among those given."""
+    codes = np.arange(1, count + 1).astype(np.uint8)
+    found = byte_codings(heads, tokens, dim, codes)
+    assert all(code.shape == (2, heads, tokens, dim) and code.min() > 0 for code in found)
+    together = np.stack([code.reshape(-1) for code in found])
+    assert np.unique(together, axis=1).shape[1] == 2 * heads * tokens * dim

@@ -144,6 +144,7 @@ def test_staging_that_is_being_read_is_not_given_to_others(make: Make) -> None:
     pair.load(pair.order(ticket, text, THEIRS, TOKENS))
     pair.fill(ticket, OURS, TOKENS)
     assert gate.reached.wait(10)
+    pair.producer.endpoint.producer.pump()  # it is claimed now, and has all the room
     assert staging.used == 2 * tile
     pair.producer.endpoint.producer.abort(ticket.handoff)
     assert staging.used == tile

@@ -750,6 +750,38 @@ def test_together_both_are_asked_with_one_ticket_before_prefill_is_done() -> Non
     check(test)
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_of_itself_both_are_asked_where_the_decode_engine_says_that_it_may_be(early: bool) -> None:
+    """One that does not say so would reserve blocks while prefill has not begun."""
+
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.delay, consumer.early = 0.3, early
+        async with rig(producer, consumer) as route:
+            task = asyncio.create_task(route.complete(ASK))
+            await until(lambda: producer.calls)
+            if early:
+                await until(lambda: consumer.calls, 0.25)
+                assert consumer.calls[0].body["kv_transfer_params"]["deeplink"]["early"] is True
+            got = await task
+            assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff")
+            assert consumer.calls[0].body["kv_transfer_params"]["deeplink"].get("early", False) is early
+            assert "early" not in producer.calls[0].body["kv_transfer_params"]["deeplink"]
+
+    check(test)
+
+
+def test_sequential_is_sequential_whatever_engines_say() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.early = True
+        async with rig(producer, consumer, dispatch="sequential") as route:
+            assert (await route.complete(ASK)).status == 200
+            assert "early" not in consumer.calls[0].body["kv_transfer_params"]["deeplink"]
+
+    check(test)
+
+
 def test_together_decode_may_answer_before_prefill_does() -> None:
     async def test() -> None:
         producer, consumer = pair()
