@@ -22,7 +22,7 @@ from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.forms import SCHEMES, TOKEN_HEAD
 from deeplink.kvconnector.negotiate import SLIDING, STATE
 from deeplink.kvconnector.plan import TILE, Chunk, consecutive
-from deeplink.kvconnector.recast import Packed, constants, recast
+from deeplink.kvconnector.recast import Constants, Packed, constants, recast
 
 Elements = npt.NDArray[Any]
 Range = tuple[int, int]
@@ -188,25 +188,50 @@ class Group:
     def land(
         self, wire: Wire, memory: memoryview, producer: CacheGroup, arrived: Chunk, table: Sequence[int], chunk: Chunk
     ) -> None:
-        """Copy tokens `chunk` of what has `arrived` in form `wire` into the blocks, cast to the group's own type.
+        """As `Entrance.land`, of one chunk."""
+        self.entrance(wire, producer).land(memory, arrived, table, chunk)
 
-        `producer` is the group it comes from. The caller owns the blocks, and on a device whatever is under way on them
-        was put there before `as_of_now`. The tokens are in their blocks when it returns.
-        """
+    def entrance(self, wire: Wire, producer: CacheGroup) -> Entrance:
+        """For chunks in form `wire`, which come from the group `producer`."""
         places = [self.layers.index(layer) for layer in wire.layers]
         heads = wire.heads[0] - self.heads[0], wire.heads[1] - self.heads[0]
-        values = self.values.part(places, heads)
         scales = self.scales.part(places, heads) if self.scales is not None else None
         given = wire.constants(producer)
         own = constants(self.spec.scales, self.spec.layers, wire.layers, wire.kv)
-        source = Packed(wire.dtype, wire.elements(memory, arrived.tokens), given, wire.scales(memory, arrived.tokens))
-        if wire.dtype == self.spec.dtype and np.array_equal(given, own):
-            target = source
-        else:
-            target = Packed(self.spec.dtype, np.empty(values.wire_shape(arrived.tokens), values.dtype), own)
-            if scales is not None:
-                target = replace(target, token_scales=np.empty(scales.wire_shape(arrived.tokens), np.float32))
+        same = wire.dtype == self.spec.dtype and np.array_equal(given, own)
+        return Entrance(wire, self.spec.dtype, self.values.part(places, heads), scales, given, own, same)
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """The way of chunks in form `wire` into a group's blocks, of which these are the layers and heads that it has.
+
+    `given` and `own` are the scales of the two sides, and `same` says that the bytes need no cast.
+    """
+
+    wire: Wire
+    dtype: str
+    values: Cache
+    scales: Cache | None
+    given: Constants
+    own: Constants
+    same: bool
+
+    def land(self, memory: memoryview, arrived: Chunk, table: Sequence[int], chunk: Chunk) -> None:
+        """Copy tokens `chunk` of what has `arrived` into the blocks, cast to the group's own type.
+
+        The caller owns the blocks, and on a device whatever is under way on them was put there before `as_of_now`. The
+        tokens are in their blocks when it returns.
+        """
+        wire, tokens = self.wire, arrived.tokens
+        elements, scales = wire.elements(memory, tokens), wire.scales(memory, tokens)
+        if not self.same:
+            source = Packed(wire.dtype, elements, self.given, scales)
+            target = Packed(self.dtype, np.empty(self.values.wire_shape(tokens), self.values.dtype), self.own)
+            if self.scales is not None:
+                target = replace(target, token_scales=np.empty(self.scales.wire_shape(tokens), np.float32))
             recast(source, target, wire.layers, wire.heads[0], arrived.start)
-        values.scatter(target.elements, arrived.start, table, chunk)
-        if scales is not None and target.token_scales is not None:
-            scales.scatter(target.token_scales.view(scales.dtype), arrived.start, table, chunk)
+            elements, scales = target.elements, target.token_scales
+        self.values.scatter(elements, arrived.start, table, chunk)
+        if self.scales is not None and scales is not None:
+            self.scales.scatter(scales.view(self.scales.dtype), arrived.start, table, chunk)

@@ -232,20 +232,20 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None
     receive_into_all(sock, [view], deadline)
 
 
-def receive_some(sock: socket.socket, most: int, deadline: float, flags: int = 0) -> bytes:
-    """Wait for bytes and take those that are there, from 1 to `most`. Not for TLS."""
+def receive_some(sock: socket.socket, view: memoryview, deadline: float) -> int:
+    """Wait for bytes and take those that are there, from 1 to as many as fit into `view`; how many they are."""
     try:
         while True:
             seconds = remaining(deadline)
             try:
-                data = sock.recv(most, flags | socket.MSG_DONTWAIT)
-            except BlockingIOError as exc:
-                if not _poll(sock, select.POLLIN, seconds):
+                count: int = sock.recvmsg_into([view], 0, socket.MSG_DONTWAIT)[0]
+            except NOT_YET as exc:
+                if not _poll(sock, _event(exc, select.POLLIN), seconds):
                     raise DeadlineExceeded("the peer sends nothing") from exc
                 continue
-            if not data:
+            if not count:
                 raise PeerGone("the peer closed the connection")
-            return data
+            return count
     except (OSError, ValueError) as exc:
         raise broken(exc, "the connection broke while receiving") from exc
 
