@@ -45,7 +45,8 @@ GATHER = 128 << 10
 1 GB, woken for every segment 0.3 (a 2-core virtual machine)."""
 GATHER_SECONDS = 0.05
 """A slow link is not waited for, nor a kernel (before Linux 4.18) whose buffer is full with less."""
-_MUCH = 4 << 10
+MUCH = 4 << 10
+"""Bytes for which it is worth asking the kernel to let a reader sleep."""
 _ENDED = getattr(select, "POLLRDHUP", 0)
 """A peer that closed when it had said that it takes no more for now is never heard of again: its kernel answers the
 probes, but has nothing to reset. No peer goes on reading once it has ended its own stream."""
@@ -201,7 +202,7 @@ class _Sleep:
 
     def until(self, size: int, seconds: float) -> float:
         """Sleep until `size` bytes are there, or GATHER; for how long at most."""
-        self._set(min(size, GATHER) if self._able and size >= _MUCH else 1)
+        self._set(min(size, GATHER) if self._able and size >= MUCH else 1)
         return seconds if self._size == 1 else min(seconds, GATHER_SECONDS)
 
     def shorten(self) -> bool:

@@ -18,7 +18,7 @@ import xxhash
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.hookspecs import hookimpl
-from deeplink.kvconnector import wire
+from deeplink.kvconnector import compiled, wire
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport import answer
@@ -121,20 +121,14 @@ class _Stream:
     def send(self, work: Iterator[list[Push]], deadline: float) -> None:
         """The batches, and the request for one answer to all of them."""
         with self._shared.use() as sock:
-            head: list[bytes] = []  # goes with the bytes that follow it
+            head = b""  # goes with the bytes that follow it
             for batch in work:
-                head.append(batches.pack(batch))
-                checksum = xxhash.xxh3_64()
-                for window in batches.windows(push.source for push in batch):
-                    for view in window:
-                        checksum.update(view)
-                    wire.send_all(sock, [*head, *window], deadline)
-                    head = []
-                head.append(SUM.pack(checksum.intdigest()))
+                found = _send(sock, head + batches.pack(batch), [push.source for push in batch], deadline)
+                head = SUM.pack(found)
                 if not self._owed and wire.readable(sock, 0):
                     answer.expect(sock, deadline)  # a refusal, as nothing was asked yet
                     raise ProtocolError("the peer's transport answered what it was not asked")
-            wire.send_all(sock, [*head, batches.pack([])], deadline)
+            wire.send(sock, head + batches.pack([]), deadline)
         self._owed += 1
 
     def expect(self, deadline: float) -> None:
@@ -211,22 +205,46 @@ class TcpTransport:
                 continue
             try:
                 with self._regions.writing(batches.unpack(parts), interrupt) as views:
-                    found = _take(sock, views, deadline)
+                    found, checksum = _take(sock, views, deadline)
             except Refused as exc:
                 raise answer.refuse(sock, exc.message) from exc
-            (checksum,) = SUM.unpack(wire.receive(sock, SUM.size, deadline))
             if found != checksum:
                 raise answer.corrupted(sock, checksum, found)
 
 
-def _take(sock: socket.socket, views: Sequence[memoryview], deadline: float) -> int:
-    """Fill the views, and return the checksum of what came."""
+def _send(sock: socket.socket, head: bytes, views: Sequence[memoryview], deadline: float) -> int:
+    """Send the head and the views, and return the checksum of the views."""
+    if compiled.wanted():
+        from deeplink.kvconnector.transport import windows  # takes a moment, and needs numba
+
+        if windows.able(sock, views):
+            return windows.send(sock, head, views, deadline)
+    checksum = xxhash.xxh3_64()
+    first = [head]
+    for window in batches.windows(views):
+        for view in window:
+            checksum.update(view)
+        wire.send_all(sock, [*first, *window], deadline)
+        first = []
+    wire.send_all(sock, first, deadline)
+    return checksum.intdigest()
+
+
+def _take(sock: socket.socket, views: Sequence[memoryview], deadline: float) -> tuple[int, int]:
+    """Fill the views, and return the checksum of what came, and the one that came with it."""
+    tail = memoryview(bytearray(SUM.size))
+    if compiled.wanted():
+        from deeplink.kvconnector.transport import windows
+
+        if windows.able(sock, views):
+            return windows.take(sock, views, tail, deadline), SUM.unpack(tail)[0]
     checksum = xxhash.xxh3_64()
     for window in batches.windows(views):
         wire.receive_into_all(sock, window, deadline)
         for view in window:
             checksum.update(view)
-    return checksum.intdigest()
+    wire.receive_into(sock, tail, deadline)
+    return checksum.intdigest(), SUM.unpack(tail)[0]
 
 
 def _same_host(sock: socket.socket) -> bool:
