@@ -64,10 +64,10 @@ def copy(
     by: compiled.By | None = None,
 ) -> None:
     """`gather` or `scatter`. A wrong plan raises LayoutError, before anything moves."""
-    blocks = Blocks.of(caches, bound, wire_LSHTD.dtype)
+    blocks = Blocks.of(caches, bound, wire_LSHTD.dtype, by)
     _check(blocks, wire_LSHTD, into)
     found = checked(where, bound, wire_LSHTD.shape[3])
-    if compiled.wanted(by):
+    if blocks.by_loops:
         from deeplink.kvconnector import kernels  # takes a moment, and needs numba
 
         kernels.copy(blocks, found, wire_LSHTD, into)
@@ -78,7 +78,7 @@ def copy(
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Caches that hold what `bound` says, which is looked at once, however many chunks are copied: `addresses` has the
-    one of each."""
+    one of each, and `by_loops` says whether compiled loops do it."""
 
     caches: Sequence[Elements]
     bound: Bound
@@ -86,13 +86,15 @@ class Blocks:
     dtype: np.dtype[Any]
     writeable: bool
     addresses: npt.NDArray[np.int64]
+    by_loops: bool
 
     @staticmethod
-    def of(caches: Sequence[Elements], bound: Bound, dtype: np.dtype[Any]) -> Blocks:
+    def of(caches: Sequence[Elements], bound: Bound, dtype: np.dtype[Any], by: compiled.By | None = None) -> Blocks:
         """Raises LayoutError unless the caches can hold what `bound` says."""
         layers = check_caches(caches, bound, dtype)
         addresses = np.array([address(cache) for cache in caches], np.int64)
-        return Blocks(caches, bound, layers, dtype, all(cache.flags.writeable for cache in caches), addresses)
+        writeable = all(cache.flags.writeable for cache in caches)
+        return Blocks(caches, bound, layers, dtype, writeable, addresses, compiled.wanted(by))
 
 
 def copy_chunk(
@@ -101,7 +103,7 @@ def copy_chunk(
     """As `copy`, of one chunk's tokens, in the blocks that `table` has for them; the wire begins at token `origin`.
     Little is done for each block but in compiled loops."""
     _check(blocks, wire_LSHTD, into)
-    if compiled.wanted():
+    if blocks.by_loops:
         from deeplink.kvconnector import kernels
 
         kernels.copy_chunk(blocks, table, chunk, origin, wire_LSHTD, into)

@@ -162,7 +162,7 @@ def copy_chunk(
 def _copy(blocks: Blocks, table: Table, groups: Table, runs: Table, wire_LSHTD: Elements, into: Into) -> None:
     itemsize, dim = wire_LSHTD.itemsize, wire_LSHTD.shape[4]
     wire = address(wire_LSHTD)
-    aligned = wire % v.LINE == 0 if into == "wire" else not (blocks.addresses % v.LINE).any()
+    aligned = wire % v.LINE == 0 if into == "wire" else not np.bitwise_or.reduce(blocks.addresses) % v.LINE
     copy_layers(
         table,
         groups,

@@ -8,6 +8,7 @@ socket that is one of the kernel's own.
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import sys
@@ -15,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import types
 
 from deeplink.errors import DeadlineExceeded, PeerGone
@@ -24,9 +24,6 @@ from deeplink.kvconnector.jit import part, whole
 from deeplink.kvconnector.transport.batch import WINDOW
 from deeplink.kvconnector.transport.pieces import address
 from deeplink.kvconnector.xxh3 import LINE, SECRET, STATE, begin, end, feed, read32
-
-Views = npt.NDArray[np.int64]
-"""Address, length, and whether it is checksummed, of each; those that are, are whole lines."""
 
 SHORTEST = 256
 """Bytes that are worth it; shorter inputs have a checksum of another kind."""
@@ -37,6 +34,8 @@ _IN, _OUT, _RDHUP = select.POLLIN, select.POLLOUT, getattr(select, "POLLRDHUP", 
 _LEVEL, _LOWAT = socket.SOL_SOCKET, socket.SO_RCVLOWAT
 _GATHER, _GATHER_MS, _MUCH = wire.GATHER, round(wire.GATHER_SECONDS * 1000), wire.MUCH
 _MONOTONIC = 1
+_FOR_EVER = 1e9
+_SECRET: int = SECRET.ctypes.data
 _VIEW, _OFFSET, _HASHED, _LEFT, _LOW, _ABLE = range(6)
 """Places of what is kept between two calls: the view and how far it has gone, lines and bytes so far, the socket's low
 water mark and whether that may be raised."""
@@ -49,21 +48,16 @@ _clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.
 _errno = types.ExternalFunction("__errno_location", types.intp())
 
 
-def able(sock: socket.socket, views: Iterable[memoryview]) -> bool:
-    """Whether these bytes can go this way."""
-    lengths = [view.nbytes for view in views]
-    return (
-        type(sock) is socket.socket
-        and sys.platform == "linux"
-        and sum(lengths) >= SHORTEST
-        and not any(length % LINE for length in lengths)
-    )
+@part
+def _problem() -> Any:
+    """What the last call of this thread ran into. Signed: numba would make a float of it and a signed number."""
+    return np.int64(read32(_errno()))
 
 
 @part
-def _wait(descriptor: int, events: int, deadline: int, most: int, scratch: Any) -> int:
-    """The events that came, 0 when `most` milliseconds (if that is not 0) or the time until `deadline` are over, or less
-    than 0 for an error."""
+def _wait(descriptor: int, events: int, deadline: int, most: int, scratch: Any) -> Any:
+    """The events that came; 0 when `most` milliseconds (unless 0) or the time until `deadline` are over; an error is
+    less than 0."""
     _clock(_MONOTONIC, scratch[2:].ctypes.data)
     left = (deadline - (scratch[2] * 1000000000 + scratch[3]) + 999999) // 1000000
     if left <= 0:
@@ -73,12 +67,12 @@ def _wait(descriptor: int, events: int, deadline: int, most: int, scratch: Any) 
     scratch[0] = descriptor | (events << 32)
     found = _poll(scratch.ctypes.data, 1, min(left, most) if most else left)
     if found < 0:
-        return -read32(_errno())
+        return -_problem()
     return (scratch[0] >> 48) & 0xFFFF if found else 0
 
 
 @part
-def _late(deadline: int, scratch: Any) -> bool:
+def _late(deadline: int, scratch: Any) -> Any:
     _clock(_MONOTONIC, scratch[2:].ctypes.data)
     return deadline <= scratch[2] * 1000000000 + scratch[3]
 
@@ -86,8 +80,10 @@ def _late(deadline: int, scratch: Any) -> bool:
 @whole
 def send_views(
     descriptor: int, views: Any, kept: Any, size: int, deadline: int, scratch: Any, secret: int, state: Any
-) -> int:
-    """0 when all has been taken by the kernel; the checksum of `size` bytes is then in `state[0]`."""
+) -> Any:
+    """`views` are (address, length, whether it is checksummed); those that are, are whole lines.
+
+    0 when all has been taken by the kernel; the checksum of `size` bytes is then in `state[0]`."""
     if kept[_HASHED] == 0 and kept[_VIEW] == 0 and kept[_OFFSET] == 0:
         begin(state)
     while kept[_VIEW] < views.shape[0]:
@@ -104,7 +100,7 @@ def send_views(
                 kept[_OFFSET] += count
                 kept[_LEFT] -= count
                 continue
-            problem = read32(_errno())
+            problem = _problem()
             if problem == _EINTR:
                 return _INTERRUPTED
             if problem != _AGAIN:
@@ -136,7 +132,7 @@ def _low(descriptor: int, kept: Any, wanted: int, scratch: Any) -> None:
 @whole
 def take_views(
     descriptor: int, views: Any, kept: Any, size: int, deadline: int, scratch: Any, secret: int, state: Any
-) -> int:
+) -> Any:
     """0 when all views are full; the checksum of their `size` bytes is then in `state[0]`. `kept[_LEFT]` is what they
     lack."""
     if kept[_HASHED] == 0 and kept[_VIEW] == 0 and kept[_OFFSET] == 0:
@@ -155,7 +151,7 @@ def take_views(
                 if hashed and at + count == stop:
                     kept[_HASHED] = feed(start + first, stop - first, kept[_HASHED], size, secret, state)
                 continue
-            problem = read32(_errno())
+            problem = _problem()
             if count == 0:
                 result = _ENDED
             elif problem == _EINTR:
@@ -186,60 +182,71 @@ def take_views(
     return result
 
 
-def send(sock: socket.socket, head: bytes, views: Sequence[memoryview], deadline: float) -> int:
-    """Send the head and then the views; the checksum of the views. Raises what `wire.send_all` raises."""
-    listed, _held = _listed([(memoryview(head), False), *((view, True) for view in views)])
-    try:
-        result, checksum = _run(send_views, sock, listed, deadline)
-    except OSError as exc:
-        raise wire.broken(exc, "the connection broke while sending") from exc
-    if result == _WAITED:
-        raise DeadlineExceeded("the peer does not take what is sent")
-    if result == _ENDED:
-        raise PeerGone("the peer closed the connection")
-    return checksum
+class Windows:
+    """Of one socket, which is used by one thread at a time. What the loops work in is made once: every object costs
+    more than usual where a copy has just swept the caches."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._kept, self._scratch = np.zeros(6, np.int64), np.zeros(4, np.int64)
+        self._state = np.zeros(STATE, np.uint64)
+
+    def able(self, views: Iterable[memoryview]) -> bool:
+        """Whether these bytes can go this way."""
+        lengths = [view.nbytes for view in views]
+        return sum(lengths) >= SHORTEST and not any(length % LINE for length in lengths)
+
+    def send(self, head: bytes, views: Sequence[memoryview], deadline: float) -> int:
+        """Send the head and then the views; the checksum of the views. Raises what `wire.send_all` raises."""
+        rows = [(address(memoryview(head)), len(head), 0), *[(address(view), view.nbytes, 1) for view in views]]
+        self._kept[:] = 0
+        try:
+            result = self._run(send_views, rows, deadline)
+        except OSError as exc:
+            raise wire.broken(exc, "the connection broke while sending") from exc
+        if result == _WAITED:
+            raise DeadlineExceeded("the peer does not take what is sent")
+        if result == _ENDED:
+            raise PeerGone("the peer closed the connection")
+        return int(self._state[0])
+
+    def take(self, views: Sequence[memoryview], tail: memoryview, deadline: float) -> int:
+        """Fill the views and then the tail; the checksum of the views. Raises what `wire.receive_into_all` raises."""
+        rows = [*[(address(view), view.nbytes, 1) for view in views], (address(tail), tail.nbytes, 0)]
+        self._kept[:] = 0
+        self._kept[_LEFT:] = sum([row[1] for row in rows]), 1, 1
+        try:
+            result = self._run(take_views, rows, deadline)
+        except OSError as exc:
+            raise wire.broken(exc, "the connection broke while receiving") from exc
+        if result == _WAITED:
+            raise DeadlineExceeded("the peer sends nothing")
+        if result == _ENDED:
+            raise PeerGone("the peer closed the connection")
+        return int(self._state[0])
+
+    def _run(self, loop: Any, rows: list[tuple[int, int, int]], deadline: float) -> int:
+        views = np.array(rows, np.int64)
+        size = sum([length for _, length, hashed in rows if hashed])
+        until = int(min(deadline, _FOR_EVER) * 1e9)
+        while True:
+            wire.remaining(deadline)
+            result: int = loop(self._sock.fileno(), views, self._kept, size, until, self._scratch, _SECRET, self._state)
+            if result < 0:
+                raise OSError(-result, os.strerror(-result))
+            if result != _INTERRUPTED:  # else a signal came, which only the interpreter can handle
+                return result
 
 
-def take(sock: socket.socket, views: Sequence[memoryview], tail: memoryview, deadline: float) -> int:
-    """Fill the views and then the tail; the checksum of the views. Raises what `wire.receive_into_all` raises."""
-    listed, _held = _listed([*((view, True) for view in views), (tail, False)])
-    try:
-        result, checksum = _run(take_views, sock, listed, deadline)
-    except OSError as exc:
-        raise wire.broken(exc, "the connection broke while receiving") from exc
-    if result == _WAITED:
-        raise DeadlineExceeded("the peer sends nothing")
-    if result == _ENDED:
-        raise PeerGone("the peer closed the connection")
-    return checksum
-
-
-def _listed(views: list[tuple[memoryview, bool]]) -> tuple[Views, list[tuple[memoryview, bool]]]:
-    """The views as the loops want them, and what must live as long as those run."""
-    return np.array([(address(view), view.nbytes, hashed) for view, hashed in views], np.int64), views
-
-
-def _run(loop: Any, sock: socket.socket, views: Views, deadline: float) -> tuple[int, int]:
-    kept = np.zeros(6, np.int64)
-    size = int(views[views[:, 2] == 1, 1].sum())
-    if loop is take_views:
-        kept[_LEFT], kept[_LOW], kept[_ABLE] = views[:, 1].sum(), 1, 1
-    scratch, state = np.zeros(4, np.int64), np.zeros(STATE, np.uint64)
-    until = int(min(deadline, 1e9) * 1e9)
-    while True:
-        wire.remaining(deadline)
-        result = loop(sock.fileno(), views, kept, size, until, scratch, SECRET.ctypes.data, state)
-        if result < 0:
-            raise OSError(-result, "")
-        if result != _INTERRUPTED:  # else a signal came, which only the interpreter can handle
-            return result, int(state[0])
+def of(sock: socket.socket) -> Windows | None:
+    """None for a socket that is not the kernel's own: TLS has to see the bytes."""
+    return Windows(sock) if type(sock) is socket.socket and sys.platform == "linux" else None
 
 
 def warm() -> None:
     """Compile, by moving nothing."""
-    scratch, kept, state = np.zeros(4, np.int64), np.zeros(6, np.int64), np.zeros(STATE, np.uint64)
-    nothing = np.zeros((0, 3), np.int64)
-    for loop in (send_views, take_views):
-        kept[:] = 0
-        kept[_LOW] = 1
-        loop(-1, nothing, kept, 0, 0, scratch, SECRET.ctypes.data, state)
+    if sys.platform == "linux":
+        nothing = np.zeros((0, 3), np.int64)
+        for loop in (send_views, take_views):
+            kept = np.array([0, 0, 0, 0, 1, 0], np.int64)
+            loop(-1, nothing, kept, 0, 0, np.zeros(4, np.int64), _SECRET, np.zeros(STATE, np.uint64))
