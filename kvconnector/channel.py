@@ -25,7 +25,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -198,35 +197,42 @@ class Channel:
 
     def send(self, message: Message, deadline: float) -> None:
         data = _encoder.encode(message)
-        with self._sending, self._use() as sock:
-            wire.send(sock, _LENGTH.pack(len(data)) + data, deadline)
+        try:
+            with self._sending, self._shared.use() as sock:
+                wire.send(sock, _LENGTH.pack(len(data)) + data, deadline)
+        except PeerGone:
+            self.broken = True
+            raise
 
     def receive(self, deadline: float) -> Message:
-        with self._use():
-            (length,) = _LENGTH.unpack(self._inbox.take(_LENGTH.size, deadline))
-            if length > MAX_FRAME:
-                raise ProtocolError(
-                    "a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length)
-                )
-            return decode(self._inbox.take(length, deadline))
-
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[socket.socket]:
         try:
-            with self._shared.use() as sock:
-                yield sock
+            with self._shared.use():
+                (length,) = _LENGTH.unpack(self._inbox.take(_LENGTH.size, deadline))
+                if length > MAX_FRAME:
+                    raise ProtocolError(
+                        "a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length)
+                    )
+                return decode(self._inbox.take(length, deadline))
         except PeerGone:
             self.broken = True
             raise
 
     def readable(self, seconds: float) -> bool:
-        with self._use() as sock:
-            return self._inbox.waiting or wire.readable(sock, seconds)
+        try:
+            with self._shared.use() as sock:
+                return self._inbox.waiting or wire.readable(sock, seconds)
+        except PeerGone:
+            self.broken = True
+            raise
 
     def ended(self) -> bool:
         """Whether the peer has closed the connection and all it said has been read. Does not wait."""
-        with self._use() as sock:
-            return not self._inbox.waiting and wire.ended(sock)
+        try:
+            with self._shared.use() as sock:
+                return not self._inbox.waiting and wire.ended(sock)
+        except PeerGone:
+            self.broken = True
+            raise
 
     def last_words(self) -> Reason | None:
         """Why the peer left, if it said so before: a Fail or Quit that has arrived and was not read yet.

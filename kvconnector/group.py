@@ -7,8 +7,9 @@ what the target takes is, for each layer and for K and V, one run of bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -76,26 +77,9 @@ class Wire:
     def part(self, layers: Sequence[int], heads: Range) -> Wire:
         return Wire(self.dtype, tuple(layers), self.kv, heads, self.dim)
 
-    def pieces(self, part: Wire, tokens: int) -> Iterator[Range]:
+    def pieces(self, part: Wire, tokens: int) -> tuple[Range, ...]:
         """Where a part's bytes are in a chunk of this form, in the part's own order; adjacent pieces are one."""
-        last: Range | None = None
-        row = 0
-        for size in (self._scale_bytes, self.dim * storage_dtype(self.dtype).itemsize):
-            head = tokens * size
-            width = (self.heads[1] - self.heads[0]) * head
-            start, stop = ((edge - self.heads[0]) * head for edge in part.heads)
-            for layer in part.layers if size else ():
-                for side in range(self.kv):
-                    at = row + (self.layers.index(layer) * self.kv + side) * width
-                    if last is not None and last[1] == at + start:
-                        last = last[0], at + stop
-                        continue
-                    if last is not None:
-                        yield last
-                    last = at + start, at + stop
-            row += tokens * self.vectors * size
-        if last is not None:
-            yield last
+        return _pieces(self, part, tokens)
 
     def digests(self, chunk: Chunk, memory: memoryview, sample: digest.Sample = digest.ALL) -> digest.Tiles:
         """Those of the elements and then, if there are any, of the scales: ``[layer (of both), kv, head, tile]``; 0 for
@@ -119,6 +103,25 @@ class Wire:
 
     def _shape(self, tokens: int, dim: int) -> tuple[int, ...]:
         return len(self.layers), self.kv, self.heads[1] - self.heads[0], tokens, dim
+
+
+@lru_cache(maxsize=1024)
+def _pieces(form: Wire, part: Wire, tokens: int) -> tuple[Range, ...]:
+    pieces: list[Range] = []
+    row = 0
+    for size in (form._scale_bytes, form.dim * storage_dtype(form.dtype).itemsize):
+        head = tokens * size
+        width = (form.heads[1] - form.heads[0]) * head
+        start, stop = ((edge - form.heads[0]) * head for edge in part.heads)
+        for layer in part.layers if size else ():
+            for side in range(form.kv):
+                at = row + (form.layers.index(layer) * form.kv + side) * width
+                if pieces and pieces[-1][1] == at + start:
+                    pieces[-1] = pieces[-1][0], at + stop
+                else:
+                    pieces.append((at + start, at + stop))
+        row += tokens * form.vectors * size
+    return tuple(pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from deeplink import secret as shared
@@ -56,7 +56,8 @@ MAX_VIEWS = 64
 
 
 class Shared:
-    """A socket that any thread may close while others are in a call on it; those calls fail.
+    """A socket that any thread may close while others are in a call on it (``with shared.use() as sock``); those calls
+    fail.
 
     The descriptor is given back only when nobody uses it any more. Were its number taken by another socket while a
     thread still polls it, the kernel would wake that thread for the old socket, find the new one quiet, and let it
@@ -69,20 +70,25 @@ class Shared:
         self._users = 0
         self._closed = False
 
-    @contextlib.contextmanager
-    def use(self) -> Iterator[socket.socket]:
-        """The socket, for one call or several. Raises PeerGone when it has been closed."""
+    def use(self) -> Shared:
+        """A context in which the socket can be used, for one call or several. Raises PeerGone when it has been closed.
+
+        This is its own context: a generator's would cost more than a call of the kernel's.
+        """
+        return self
+
+    def __enter__(self) -> socket.socket:
         with self._lock:
             if self._closed:
                 raise PeerGone("the connection is closed")
             self._users += 1
-        try:
-            yield self._socket
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._closed and not self._users:
-                    self._socket.close()
+        return self._socket
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._closed and not self._users:
+                self._socket.close()
 
     def close(self) -> None:
         with self._lock:
@@ -145,7 +151,15 @@ def tune(sock: socket.socket) -> None:
 
 
 def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None:
-    send_all(sock, [data], deadline)
+    remaining(deadline)
+    try:
+        sent = sock.send(data, socket.MSG_DONTWAIT)
+    except NOT_YET:
+        sent = 0
+    except (OSError, ValueError) as exc:
+        raise broken(exc, "the connection broke while sending") from exc
+    if sent < len(data):
+        send_all(sock, [memoryview(data)[sent:]], deadline)
 
 
 def send_all(sock: socket.socket, views: Sequence[bytes | memoryview], deadline: float) -> None:
@@ -171,7 +185,7 @@ def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline:
     left = deque(view for view in views if view)
     size = sum(view.nbytes for view in left)
     try:
-        with _Sleep(sock) as sleep:
+        with _Sleep(sock, size) as sleep:
             while left:
                 seconds = remaining(deadline)
                 try:
@@ -191,10 +205,10 @@ def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline:
 class _Sleep:
     """Wakes a reader only when many bytes have come, or the stream has ended: each waking costs the sender too."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, size: int) -> None:
         self._sock = sock
         # A UNIX socket has no such option; TLS keeps bytes of its own, so that fewer may come.
-        self._able = sock.family is not socket.AF_UNIX and not isinstance(sock, security.TlsSocket)
+        self._able = size >= MUCH and sock.family is not socket.AF_UNIX and not isinstance(sock, security.TlsSocket)
         self._size = 1
 
     def __enter__(self) -> _Sleep:
@@ -211,8 +225,9 @@ class _Sleep:
         return self._size > 1
 
     def __exit__(self, *raised: object) -> None:
-        with contextlib.suppress(OSError):
-            self._set(1)
+        if self._size != 1:
+            with contextlib.suppress(OSError):
+                self._set(1)
 
     def _set(self, size: int) -> None:
         if size != self._size:
