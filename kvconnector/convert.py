@@ -13,8 +13,8 @@ Tensors carry their axes as a suffix: L layer, S kv (K then V), H head, T token 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,8 @@ class Blocks:
     writeable: bool
     addresses: npt.NDArray[np.int64]
     by_loops: bool
+    known: dict[Hashable, Any] = field(default_factory=dict)
+    """What compiled loops have worked out for chunks like those so far."""
 
     @staticmethod
     def of(caches: Sequence[Elements], bound: Bound, dtype: np.dtype[Any], by: compiled.By | None = None) -> Blocks:

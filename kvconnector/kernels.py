@@ -6,7 +6,6 @@ Needs numba. Everything that comes here was checked by `deeplink.kvconnector.con
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -100,6 +99,8 @@ def copy_layers(
         v.fence()
 
 
+KNOWN = 64
+"""Kinds of chunks that are remembered of one cache: a handoff has one kind, and a first and a last chunk."""
 AT = 3
 """Column of the parts of a chunk that has where they begin on the wire."""
 
@@ -155,8 +156,12 @@ def copy_chunk(
     found = find_runs(numbers, places, blocks.bound.blocks, runs)
     if found < 0:
         raise LayoutError(f"block {numbers[-1 - found]} of a cache that has {blocks.bound.blocks}")
-    jobs_table, groups = _tables(blocks.bound, wire_LSHTD.itemsize, held, shapes, into)
-    _copy(blocks, jobs_table, groups, runs[:found], wire_LSHTD, into)
+    kind = held, shapes, into
+    if (tables := blocks.known.get(kind)) is None:
+        if len(blocks.known) >= KNOWN:
+            blocks.known.clear()
+        tables = blocks.known[kind] = _tables(blocks.bound, wire_LSHTD.itemsize, held, shapes, into)
+    _copy(blocks, *tables, runs[:found], wire_LSHTD, into)
 
 
 def _copy(blocks: Blocks, table: Table, groups: Table, runs: Table, wire_LSHTD: Elements, into: Into) -> None:
@@ -198,7 +203,6 @@ def plan(bound: Bound, itemsize: int, tokens: int, runs: list[Run], into: Into) 
     return *_tables(bound, itemsize, tokens, tuple(shapes), into), places
 
 
-@lru_cache(maxsize=1024)
 def _tables(bound: Bound, itemsize: int, tokens: int, shapes: Shapes, into: Into) -> tuple[Table, Table]:
     """The jobs of runs of each of these shapes, and which of them are whose. Read-only."""
     tables = [jobs(bound, itemsize, tokens, first, held, into) for first, held in shapes]
