@@ -161,7 +161,8 @@ def copy_chunk(
         if len(blocks.known) >= KNOWN:
             blocks.known.clear()
         tables = blocks.known[kind] = _tables(blocks.bound, wire_LSHTD.itemsize, held, shapes, into)
-    _copy(blocks, *tables, runs[:found], wire_LSHTD, into)
+    jobs_table, groups = tables
+    _copy(blocks, jobs_table, groups, runs[:found], wire_LSHTD, into)
 
 
 def _copy(blocks: Blocks, table: Table, groups: Table, runs: Table, wire_LSHTD: Elements, into: Into) -> None:

@@ -62,6 +62,8 @@ class Load:
     tokens: dict[int, int] = field(default_factory=dict)
     """How many tokens have landed, of each share."""
     first: FirstToken | None = None
+    loaded: bool = False
+    """All is in its blocks and the engine knows; some producers may not."""
 
 
 @dataclass(slots=True, eq=False)
