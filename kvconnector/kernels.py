@@ -29,12 +29,17 @@ from deeplink.kvconnector.jobs import (
     jobs,
 )
 from deeplink.kvconnector.layout import Bound
-from deeplink.kvconnector.loops import walk
+from deeplink.kvconnector.loops import in_stretches, stretches, walk
 from deeplink.kvconnector.moves import Into
 from deeplink.kvconnector.plan import Chunk, Run
 
 Elements = npt.NDArray[Any]
 Table = npt.NDArray[np.int64]
+
+
+NEAR = 24 * v.LINE
+"""Bytes to have under way out of the wire where a run is long. Where many are short, what is asked for is what the same
+place of a later head will want."""
 
 
 @part
@@ -60,11 +65,25 @@ def copy_layer(
             in_blocks = caches[first_cache + job[TENSOR]] + job[IN_BLOCKS] + block * job[PER_BLOCK]
             on_wire = wire + job[ON_WIRE] + at * token_bytes
             to, start = (on_wire, in_blocks) if into_wire else (in_blocks, on_wire)
-            ahead = job[AHEAD]
-            if into_wire and job[KIND] == ROWS and r + 2 < last_run and count * job[PER_BLOCK] <= SOON:
-                # What follows a short run in memory is not what follows it.
-                ahead = (runs[r + 2, 0] - block) * job[PER_BLOCK]
-            walk(job, to, start, count, ahead, stream and job[STREAM] != 0)
+            ahead, follows = job[AHEAD], 0
+            if job[KIND] == ROWS and not into_wire:
+                if r + 1 < last_run and (runs[r + 1, 2] - at) * token_bytes > SOON:
+                    ahead = NEAR
+            elif job[KIND] == ROWS:
+                # What follows a run in memory is not what follows it.
+                if count * job[PER_BLOCK] <= SOON:
+                    if r + 2 < last_run:
+                        ahead = (runs[r + 2, 0] - block) * job[PER_BLOCK]
+                elif j + 1 < groups[group, 1]:
+                    after = table[j + 1]
+                    follows = caches[first_cache + after[TENSOR]] + after[IN_BLOCKS] + block * after[PER_BLOCK]
+                elif r + 1 < last_run:
+                    after = table[groups[runs[r + 1, 3], 0]]
+                    follows = caches[first_cache + after[TENSOR]] + after[IN_BLOCKS] + runs[r + 1, 0] * after[PER_BLOCK]
+            if follows and in_stretches(job, count, ahead):
+                stretches(job, to, start, count, ahead, follows, stream and job[STREAM] != 0)
+            else:
+                walk(job, to, start, count, ahead, stream and job[STREAM] != 0)
 
 
 @whole

@@ -104,6 +104,30 @@ def test_a_chunk_by_its_table_is_what_its_runs_are(data: st.DataObject) -> None:
         assert np.array_equal(out, reference)
 
 
+@pytest.mark.parametrize("heads", [(0, 2), (1, 3), (2, 4)])
+@pytest.mark.parametrize("layout", ["kv block head token dim", "block kv head token dim", "kv block token head dim"])
+@pytest.mark.parametrize("table", [[0, 1, 2, 3, 4], [4, 1, 2, 0, 3]], ids=["adjacent", "apart"])
+@pytest.mark.parametrize("streamed", [0, 1 << 40])
+def test_some_heads_with_gaps_between_them(
+    monkeypatch: pytest.MonkeyPatch, layout: str, heads: tuple[int, int], table: list[int], streamed: int
+) -> None:
+    """Rows of a kilobyte or more, some of them together: what lies ahead is asked for across the gaps."""
+    monkeypatch.setattr(kernels, "STREAMED", streamed)
+    bound = Layout.parse(layout).bind(heads=4, head_dim=128, block_size=16, blocks=5)
+    rng = np.random.default_rng(0)
+    made = tuple(rng.integers(0, 1 << 16, bound.elements(0), np.uint16) for _ in range(2))
+    part, chunk = Cache(made, bound).part(range(2), heads), Chunk(5, 77)
+    where = list(runs(table, 16, chunk))
+    found, expected = (np.zeros(part.wire_shape(chunk.tokens), np.uint16) for _ in range(2))
+    part.gather(table, chunk, found)
+    convert.gather(part.layers, part.bound, where, expected, by="numpy")
+    assert np.array_equal(found, expected)
+    others = Cache(tuple(layer.copy() for layer in made), bound).part(range(2), heads)
+    part.scatter(~found, chunk.start, table, chunk)
+    convert.scatter(~found, part.bound, where, others.layers, by="numpy")
+    assert all(np.array_equal(*pair) for pair in zip(part.layers, others.layers, strict=True))
+
+
 @pytest.mark.parametrize("by", ["numpy", "numba"])
 @pytest.mark.parametrize(
     ("table", "chunk", "origin", "message"),
