@@ -26,7 +26,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -37,6 +36,7 @@ from deeplink.kvconnector.contract import MAX_BYTES, Contract, Count, Name, Text
 from deeplink.kvconnector.digest import ALL, Sample
 from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.handoff import Record
+from deeplink.kvconnector.inbox import Inbox
 from deeplink.kvconnector.negotiate import Agreement
 from deeplink.kvconnector.tally import Half, Tally
 from deeplink.kvconnector.ticket import MAX_TEXT as MAX_TICKET
@@ -204,6 +204,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.broken = False
         self._shared = wire.Shared(sock)
+        self._inbox = Inbox(sock)
         self._sending = threading.Lock()
 
     @staticmethod
@@ -218,35 +219,42 @@ class Channel:
 
     def send(self, message: Message, deadline: float) -> None:
         data = _encoder.encode(message)
-        with self._sending, self._use() as sock:
-            wire.send(sock, _LENGTH.pack(len(data)) + data, deadline)
+        try:
+            with self._sending, self._shared.use() as sock:
+                wire.send(sock, _LENGTH.pack(len(data)) + data, deadline)
+        except PeerGone:
+            self.broken = True
+            raise
 
     def receive(self, deadline: float) -> Message:
-        with self._use() as sock:
-            (length,) = _LENGTH.unpack(wire.receive(sock, _LENGTH.size, deadline))
-            if length > MAX_FRAME:
-                raise ProtocolError(
-                    "a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length)
-                )
-            return decode(wire.receive(sock, length, deadline))
-
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[socket.socket]:
         try:
-            with self._shared.use() as sock:
-                yield sock
+            with self._shared.use():
+                (length,) = _LENGTH.unpack(self._inbox.take(_LENGTH.size, deadline))
+                if length > MAX_FRAME:
+                    raise ProtocolError(
+                        "a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length)
+                    )
+                return decode(self._inbox.take(length, deadline))
         except PeerGone:
             self.broken = True
             raise
 
     def readable(self, seconds: float) -> bool:
-        with self._use() as sock:
-            return wire.readable(sock, seconds)
+        try:
+            with self._shared.use() as sock:
+                return self._inbox.waiting or wire.readable(sock, seconds)
+        except PeerGone:
+            self.broken = True
+            raise
 
     def ended(self) -> bool:
         """Whether the peer has closed the connection and all it said has been read. Does not wait."""
-        with self._use() as sock:
-            return wire.ended(sock)
+        try:
+            with self._shared.use() as sock:
+                return not self._inbox.waiting and wire.ended(sock)
+        except PeerGone:
+            self.broken = True
+            raise
 
     def last_words(self) -> Reason | None:
         """Why the peer left, if it said so before: a Fail or Quit that has arrived and was not read yet.

@@ -40,7 +40,11 @@ class Offers:
         self._open: dict[str, Offer] = {}
         self._given_up: OrderedDict[str, None] = OrderedDict()
         self._closed = False
-        self.changed = threading.Condition()
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        self._sooner = threading.Condition(lock)
+        """For the thread that ends things: something may be due before what it waits for. Waking it for every chunk
+        would cost as much as a chunk's messages."""
         threading.Thread(target=self._expire, name="deeplink-expiry", daemon=True).start()
 
     @property
@@ -80,6 +84,7 @@ class Offers:
             self._open[offer.ticket.handoff] = offer
             closed, unwanted = self._closed, offer.ticket.handoff in self._given_up
             self.changed.notify_all()
+            self._sooner.notify_all()
         if closed:  # nobody would end it any more
             self.end(offer, "aborted", shut_down())
         elif unwanted:
@@ -122,6 +127,7 @@ class Offers:
             self._closed = True
             offers = list(self._open.values())
             self.changed.notify_all()
+            self._sooner.notify_all()
         for offer in offers:
             self.end(offer, "aborted", shut_down())
 
@@ -190,6 +196,7 @@ class Offers:
                 seconds = LOST_SECONDS if isinstance(failure, LinkLost) else CLOSED_SECONDS
                 taking.broke = failure
                 taking.lost_until = min(offer.deadline, time.monotonic() + seconds)
+                self._sooner.notify_all()
             else:
                 self._account(offer, taking)
             self.changed.notify_all()
@@ -279,7 +286,7 @@ class Offers:
                 gone = [(offer, taking) for until, offer, taking in lost if until <= now]
                 if not late and not gone and not self._closed:
                     times = [offer.deadline for offer in offers] + [until for until, _, _ in lost]
-                    self.changed.wait(min(times) - now if times else None)
+                    self._sooner.wait(min(times) - now if times else None)
             for offer in late:
                 why = DeadlineExceeded("nobody fetched the KV cache before the ticket's deadline")
                 self.end(offer, "expired", why.reason())

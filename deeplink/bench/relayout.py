@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import mmap
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.bench import packings
+from deeplink.bench.memory import BF16, Elements, filled, memory
 from deeplink.bench.rows import Row, Skipped
 from deeplink.bench.scale import Scale
 from deeplink.bench.timing import take_turns
@@ -35,8 +35,6 @@ from deeplink.kvconnector.plan import Chunk, runs
 from deeplink.kvconnector.staging import Staging
 
 LAYERS, HEADS, DIM, ADJACENT = 16, 8, 128, 64
-Elements = npt.NDArray[Any]
-"""Of unsigned integers of the size of an element."""
 ROUNDS = 5
 """For each that the scale asks for: a pass takes milliseconds."""
 
@@ -140,25 +138,10 @@ def timed(
     }
 
 
-BF16 = storage_dtype("bfloat16")
-
-
-def memory(shape: tuple[int, ...], dtype: np.dtype[Any] = BF16) -> Elements:
-    """As an engine has it: ordinary pages, where numpy would ask for huge ones. Every page is touched."""
-    array = np.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
-    array[...] = 1
-    return array
-
-
 def staged(shape: tuple[int, ...], dtype: np.dtype[Any] = BF16) -> Elements:
     """As kvconnector has it."""
     array = np.frombuffer(Staging(math.prod(shape) * dtype.itemsize).memory, dtype).reshape(shape)
     array[...] = 1
-    return array
-
-
-def filled(array: Elements, rng: np.random.Generator) -> Elements:
-    array[...] = rng.integers(0, np.iinfo(array.dtype).max, array.shape, array.dtype, endpoint=True)
     return array
 
 
