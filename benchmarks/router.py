@@ -93,7 +93,7 @@ class Bench:
 
     def names(self) -> list[str]:
         found = [name for name in PEERS if self.peers and (self.peers / name / "bin" / name).exists()]
-        return ["deeplink", "deeplink-stripped", *found, *(["nginx"] if shutil.which("nginx") else [])]
+        return ["deeplink", "deeplink-stripped", "bare", *found, *(["nginx"] if shutil.which("nginx") else [])]
 
     @contextmanager
     def engines(self) -> Iterator[None]:
@@ -131,6 +131,8 @@ class Bench:
             quiet = "" if full else "logging.disable(logging.INFO);"
             program = f"import logging; {quiet} from deeplink.cli import main; main()"
             return [sys.executable, "-c", program, "router", "--config", config, "--port", port]
+        if name == "bare":
+            return [sys.executable, HERE / "router_bare.py", port, *engines]
         if name == "nginx":
             upstream = " ".join(f"server 127.0.0.1:{engine};" for engine in engines)
             config = self.folder / "proxy.conf"

@@ -9,9 +9,10 @@ key may be written with escapes, or twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from deeplink.errors import InvalidRequest
 
@@ -32,6 +33,7 @@ OURS = frozenset(
 """Members by which engines of some kind are told to fetch or keep a cache: the router's to set, never a client's."""
 OUTPUT = 256
 """Tokens that an answer is taken to have where the client sets no limit."""
+_decode = msgspec.json.Decoder().decode
 # vLLM merges this field's members into the place where its connector looks for kv_transfer_params.
 _SMUGGLER = "vllm_xargs"
 
@@ -52,7 +54,7 @@ class Body:
 def parse(raw: bytes) -> Body:
     """Raises InvalidRequest for anything but one JSON object in UTF-8."""
     try:
-        fields = json.loads(raw.decode())
+        fields = _value(raw)
     except RecursionError as exc:
         raise InvalidRequest("the request body is nested too deeply") from exc
     except ValueError as exc:
@@ -63,8 +65,21 @@ def parse(raw: bytes) -> Body:
         raise InvalidRequest("the request body is not a JSON object")
     extra = fields.get(_SMUGGLER)
     holders = [fields, extra] if isinstance(extra, dict) else [fields]
-    found = [holder.pop(name) for holder in holders for name in OURS & holder.keys()]
+    found = False
+    for holder in holders:
+        if not OURS.isdisjoint(holder):
+            found = True
+            for name in OURS & holder.keys():
+                del holder[name]
     return Body(_dump(fields) if found else raw, fields)
+
+
+def _value(raw: bytes) -> Any:
+    """What the library that says where it is wrong reads, four times as fast where nothing is."""
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, RecursionError):  # it also refuses NaN and halves of pairs, which engines take
+        return json.loads(raw.decode())
 
 
 def other(raw: bytes, media: str) -> Body:
@@ -164,25 +179,32 @@ def _prompts(prompt: object) -> int:
     return len(prompt)
 
 
-def _texts(body: Body) -> Iterator[str]:
+def _texts(body: Body) -> list[str]:
     """What the engine's prompt is made of, in its order."""
     fields = body.fields
+    found: list[str] = []
     if tools := fields.get("tools"):
-        yield _dump({"tools": tools}).decode()
+        found.append(_dump({"tools": tools}).decode())
     for name in ("prompt", "input", "messages", "documents"):
-        yield from _strings(fields.get(name))
+        if name in fields:
+            _strings(fields[name], found)
+    return found
 
 
-def _strings(value: object, depth: int = 0) -> Iterator[str]:
+def _strings(value: object, into: list[str], depth: int = 0) -> None:
     """The texts in a prompt, message, or list of either; pictures and sound are not text."""
     if isinstance(value, str):
-        yield value
+        into.append(value)
     elif isinstance(value, list) and depth < 4:
         for item in value:
-            yield from _strings(item, depth + 1)
+            _strings(item, into, depth + 1)
     elif isinstance(value, dict) and depth < 4:
         for name in ("role", "text", "content"):
-            yield from _strings(value.get(name), depth + 1)
+            inner = value.get(name)
+            if isinstance(inner, str):
+                into.append(inner)
+            elif inner is not None:
+                _strings(inner, into, depth + 1)
 
 
 def _dump(fields: dict[str, Any]) -> bytes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from deeplink.errors import DeeplinkError
 from deeplink.router.body import Body
 from deeplink.router.engine import Engine
-from deeplink.router.headers import PREFIX, Headers
+from deeplink.router.headers import PREFIX, Headers, texts
 from deeplink.router.tracing import Trace
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
@@ -23,15 +23,16 @@ class Exchange:
 
     `phase` is done only when the whole answer has come from the engine: until then something may be left to
     cancel. `error` is set where the answer had begun and could not be completed. `target` is the path with
-    the client's query, as the engines get it. `asked` are the engines that have been sent their part of the handoff,
-    `tries` how many more times something may be tried again, `tried` how many times it was. `cached` is what
-    the prefill engine said of the prompt tokens it had cached. `ends` are the handoffs that were begun for it: who
-    prefilled, who was last to decode, and whether it was finished. `trace` is set if spans are made.
+    the client's query, as the engines get it; `pairs` are the client's headers that they get. `asked` are the engines
+    that have been sent their part of the handoff, `tries` how many more times something may be tried again, `tried` how
+    many times it was. `cached` is what the prefill engine said of the prompt tokens it had cached. `ends` are the
+    handoffs that were begun for it: who prefilled, who was last to decode, and whether it was finished. `trace` is set
+    if spans are made.
     """
 
     path: str
     target: str
-    headers: Headers
+    pairs: list[tuple[bytes, bytes]]
     body: Body
     phase: Phase = "arrived"
     handoff: str = ""
@@ -45,6 +46,19 @@ class Exchange:
     cached: dict[str, Any] | None = None
     ends: list[tuple[str, str, bool]] = field(default_factory=list)
     trace: Trace | None = None
+
+    @property
+    def headers(self) -> Headers:
+        return texts(self.pairs)
+
+    def lines(self) -> bytes:
+        """The headers as they are sent."""
+        return b"".join([b"%b: %b\r\n" % pair for pair in self.pairs])
+
+    @property
+    def typed(self) -> bool:
+        """Whether the client says what its body is."""
+        return any(len(name) == 12 and name.lower() == b"content-type" for name, _ in self.pairs)
 
     @property
     def chat(self) -> bool:
@@ -66,10 +80,14 @@ class Exchange:
 
     def session(self, header: str) -> str:
         """What the client names its session by; "" if by nothing."""
-        wanted = header.lower()
-        named = next((value for name, value in self.headers if name.lower() == wanted), "")
+        wanted = header.lower().encode()
+        named = b""
+        for name, value in self.pairs:
+            if len(name) == len(wanted) and name.lower() == wanted:
+                named = value
+                break
         user = self.body.fields.get("user")
-        return named or (user if isinstance(user, str) else "")
+        return named.decode("utf-8", "surrogateescape") or (user if isinstance(user, str) else "")
 
     def marks(self) -> Headers:
         """The x-deeplink-* headers of the answer."""
@@ -82,11 +100,31 @@ class Exchange:
         return [(PREFIX + name, value) for name, value in marks.items() if value]
 
 
+class Source(Protocol):
+    """What an answer comes from while it is streamed."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Stream(Protocol):
+    """The body of an answer that comes bit by bit; `source` is what it is read from."""
+
+    source: Source
+
+    async def pour(self, to: Callable[[bytes], None]) -> None:
+        """Gives `to` all of it. Never raises for what the engine did: then the last is an event that says so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the client is to get. A stream never raises for what the engine did: it ends with an error
-    event."""
+    """What the client is to get."""
 
     status: int
     headers: Headers
-    body: bytes | AsyncGenerator[bytes, None]
+    body: bytes | Stream
+
+
+Deliver = Callable[[Answer], Awaitable[None]]
+"""Gives an answer to the client, to its end. Raises no DeeplinkError."""

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import ExitStack
 
 from deeplink.config import RouterSection
 from deeplink.errors import DeadlineExceeded, DeeplinkError
@@ -28,7 +27,7 @@ from deeplink.router.admission import Admission, Need
 from deeplink.router.choice import Pair, Plain
 from deeplink.router.control import Control
 from deeplink.router.engine import DEEPLINK, Engine
-from deeplink.router.exchange import Answer, Exchange
+from deeplink.router.exchange import Answer, Deliver, Exchange
 from deeplink.router.fleet import Fleet
 from deeplink.router.kind_deeplink import DeeplinkHanding
 from deeplink.router.kinds import Handing, Part, Tools
@@ -59,13 +58,8 @@ class Flow:
         self._secret = secret
         self._section = section
 
-    @asynccontextmanager
-    async def serve(self, exchange: Exchange) -> AsyncIterator[Answer]:
-        """The answer, while the context lasts. Raises DeeplinkError only on entering."""
-        async with AsyncExitStack() as stack:
-            yield await self._serve(exchange, stack)
-
-    async def _serve(self, exchange: Exchange, stack: AsyncExitStack) -> Answer:
+    async def serve(self, exchange: Exchange, deliver: Deliver) -> None:
+        """Delivers the answer. Raises DeeplinkError only if it has delivered nothing."""
         need = self._need(exchange, await self._chains(exchange))
         # What some engine does not serve another may; that costs nothing to find out.
         exchange.tries = self._section.retries if exchange.generates else len(self._fleet.table.engines)
@@ -74,11 +68,16 @@ class Flow:
         avoid: set[str] = set()
         while True:
             try:
-                return await stack.enter_async_context(self._attempt(exchange, choice, need, until))
+                if isinstance(choice, Pair):
+                    await self._handoff(exchange, choice, need, until, deliver)
+                else:
+                    await self._plain(exchange, choice.engine, need, deliver)
+                return
             except DeeplinkError as error:
                 if (again := await self._again(exchange, need, choice, error, until, avoid)) is None:
                     if isinstance(error, retry.TurnedAway):
-                        return error.answer
+                        await deliver(error.answer)
+                        return
                     raise
                 choice = again
 
@@ -148,27 +147,13 @@ class Flow:
             found[DEEPLINK] = bodies.obstacle(body, chat=chat)
         return {name: field for name, field in found.items() if field}
 
-    @asynccontextmanager
-    async def _attempt(
-        self, exchange: Exchange, choice: Plain | Pair, need: Need, until: float
-    ) -> AsyncIterator[Answer]:
-        if isinstance(choice, Pair):
-            serving = self._handoff(exchange, choice, need, until)
-        else:
-            serving = self._plain(exchange, choice.engine, need)
-        async with serving as answer:
-            yield answer
-
-    @asynccontextmanager
-    async def _plain(self, exchange: Exchange, engine: Engine, need: Need) -> AsyncIterator[Answer]:
+    async def _plain(self, exchange: Exchange, engine: Engine, need: Need, deliver: Deliver) -> None:
         exchange.handoff, exchange.prefill, exchange.decode = "", "", engine.name
         exchange.phase = "decoding"
         with self._admission.take(engine, need, prefill=True, decode=True) as hold:
-            async with self._stages.decode(exchange, engine, Part(exchange.body.raw, []), hold) as answer:
-                yield answer
+            await self._stages.decode(exchange, engine, Part(exchange.body.raw, []), hold, deliver)
 
-    @asynccontextmanager
-    async def _handoff(self, exchange: Exchange, pair: Pair, need: Need, until: float) -> AsyncIterator[Answer]:
+    async def _handoff(self, exchange: Exchange, pair: Pair, need: Need, until: float, deliver: Deliver) -> None:
         exchange.handoff = tickets.new_handoff()
         exchange.prefill, exchange.decode = pair.prefill.name, pair.decode.name
         exchange.phase = "prefilling"
@@ -176,7 +161,7 @@ class Flow:
         exchange.asked.clear()
         handing = self._hand(exchange, pair, until)
         together = self._section.dispatch == "together" if handing.together is None else handing.together
-        async with AsyncExitStack() as stack:
+        with ExitStack() as stack:
             filling = stack.enter_context(self._admission.take(pair.prefill, need, prefill=True, decode=False))
             hold = stack.enter_context(self._admission.take(pair.decode, need, prefill=False, decode=True))
             stack.callback(lambda: exchange.ends.append((exchange.prefill, exchange.decode, exchange.finished)))
@@ -185,15 +170,14 @@ class Flow:
             prefilling.add_done_callback(_seen)
             stack.callback(lambda: handing.over(prefilling, exchange.finished))
             if not together and (early := await asyncio.shield(prefilling)) is not None:
-                yield early
+                await deliver(early)
                 return
             handed = Handed(pair.prefill, until, prefilling if together else None, handing)
             tried = {pair.decode.name}
             while True:
                 try:
-                    serving = self._consumed(exchange, pair.decode, hold, handed)
-                    answer = await stack.enter_async_context(serving)
-                    break
+                    await self._consumed(exchange, pair.decode, hold, deliver, handed)
+                    return
                 except DeeplinkError as error:
                     if (other := await self._reader(exchange, pair, need, error, until, tried, handing)) is None:
                         raise
@@ -203,7 +187,6 @@ class Flow:
                     pair = other
                     exchange.decode = pair.decode.name
                     tried.add(pair.decode.name)
-            yield answer
 
     async def _ready(self, handing: Handing, pair: Pair, until: float) -> None:
         try:
@@ -247,14 +230,12 @@ class Flow:
         finally:
             hold.end()
 
-    @asynccontextmanager
-    async def _consumed(self, exchange: Exchange, engine: Engine, hold: Hold, handed: Handed) -> AsyncIterator[Answer]:
+    async def _consumed(self, exchange: Exchange, engine: Engine, hold: Hold, deliver: Deliver, handed: Handed) -> None:
         if handed.prefilling is None:
             exchange.phase = "decoding"
         exchange.asked.append(engine)
         part = handed.handing.decode(engine)
-        async with self._stages.decode(exchange, engine, part, hold, handed) as answer:
-            yield answer
+        await self._stages.decode(exchange, engine, part, hold, deliver, handed)
 
 
 def _seen(task: asyncio.Task[Answer | None]) -> None:

@@ -1,0 +1,222 @@
+"""What clients ask for, from a request to its answer: OpenAI's API with `Flow` behind it; the rest is the library's.
+
+Every failure has the shape that OpenAI clients read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from deeplink.config import RouterSection
+from deeplink.errors import DeeplinkError, NoEngine, RouteError, Unauthorized
+from deeplink.router import admin, coding, inner, openai
+from deeplink.router import body as bodies
+from deeplink.router.answers import Pairs
+from deeplink.router.client import Client
+from deeplink.router.exchange import GENERATING, Answer, Exchange
+from deeplink.router.fleet import Fleet
+from deeplink.router.flow import Flow
+from deeplink.router.head import Request, canonical
+from deeplink.router.headers import Headers, texts, to_client, to_engine
+from deeplink.router.keys import Keys
+from deeplink.router.metrics import Metrics
+from deeplink.router.paths import passes
+from deeplink.router.recent import Recent
+from deeplink.router.tracing import Spans
+from deeplink.router.upstream import Lost, Upstream
+
+MODELS = "/v1/models"
+MODELS_SECONDS = 10.0
+MAX_MODELS = 4 << 20
+METHODS = ("GET", "POST", "DELETE")
+"""What engines' APIs are called with."""
+LIBRARY = ("/health", "/metrics", "/deeplink")
+JSON = [("Content-Type", "application/json")]
+
+log = logging.getLogger("deeplink.router.app")
+
+
+class Api:
+    """`server` is the library's, for the paths of `LIBRARY`; `keys` are those of clients, None if they need none."""
+
+    def __init__(
+        self,
+        section: RouterSection,
+        keys: Keys | None,
+        fleet: Fleet,
+        flow: Flow,
+        upstream: Upstream,
+        metrics: Metrics,
+        recent: Recent,
+        spans: Spans | None,
+    ) -> None:
+        self._section = section
+        self._keys = keys
+        self._fleet = fleet
+        self._flow = flow
+        self._upstream = upstream
+        self._metrics = metrics
+        self._recent = recent
+        self._spans = spans
+        self.server: web.Server | None = None
+
+    # What a connection calls.
+
+    def limit(self, request: Request) -> int:
+        """Raises Unauthorized without one of the clients' keys; the library looks after its own."""
+        if _library(request.path):
+            return admin.MAX_BODY
+        if self._keys is not None:
+            given = request.given.get(b"authorization", b"")
+            if not self._keys.open_with(given.decode("utf-8", "surrogateescape")):
+                raise Unauthorized("the request has no key that opens this", remedy="send Authorization: Bearer KEY")
+        return self._section.max_body
+
+    async def serve(self, request: Request, client: Client) -> None:
+        path = request.path
+        if self.server is not None and _library(path):
+            await inner.serve(self.server, request, client)
+            return
+        try:
+            if path in GENERATING:
+                if request.method != "POST":
+                    _not_allowed(request, client, ["POST"])
+                else:
+                    await self._answer(request, client, bodies.parse(self._body(request)))
+            elif path == MODELS and request.method in ("GET", "HEAD"):
+                answer = await self._models(request)
+                client.answer(answer.status, answer.headers, answer.body)
+            elif not passes(path, self._section.paths):
+                client.answer(404, JSON, openai.error(404, "not_found", f"{request.method} {path}: Not Found"))
+            elif request.method not in METHODS:
+                _not_allowed(request, client, METHODS)
+            else:
+                media = request.given.get(b"content-type", b"").decode("latin-1").lower()
+                await self._answer(request, client, bodies.other(self._body(request), media))
+        except DeeplinkError as error:
+            client.answer(*self.refused(request, error))
+
+    def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, Pairs, bytes]:
+        """Nothing of it is quoted, but for its path: as it was sent, since decoded it may hold line ends."""
+        if request is None or not request.path:
+            log.info("a request that is not HTTP was refused: status=%d code=%s", error.status, error.code)
+        else:
+            log.info("%s status=%d code=%s", request.target.partition("?")[0], error.status, error.code)
+        self._metrics.refused(str(error.status), error.code)
+        return failed(error, [])
+
+    # The engines' paths.
+
+    def _body(self, request: Request) -> bytes:
+        """Raises InvalidRequest or RequestTooLarge."""
+        if b"content-encoding" not in request.given:
+            return request.body
+        named = request.given[b"content-encoding"].strip().lower().decode("latin-1")
+        return coding.plain(request.body, named, self._section.max_body)
+
+    async def _answer(self, request: Request, client: Client, body: bodies.Body) -> None:
+        began = time.monotonic()
+        pairs = to_engine(request.pairs, key=self._keys is None)
+        exchange = Exchange(request.path, canonical(request), pairs, body, method=request.method)
+        if self._spans is None:
+            await self._served(exchange, client, began)
+            return
+        with self._spans.request(exchange.method, exchange.path, exchange.headers) as trace:
+            exchange.trace = trace
+            await self._served(exchange, client, began)
+
+    async def _served(self, exchange: Exchange, client: Client, began: float) -> None:
+        metrics, recent = self._metrics, self._recent
+        recent.begun(exchange)
+        status, first = "", 0.0
+        failure: DeeplinkError | None = None
+
+        async def deliver(answer: Answer) -> None:
+            nonlocal status, first
+            status, first = str(answer.status), time.monotonic() - began
+            metrics.first_byte(exchange, first)
+            headers = answer.headers + exchange.marks()
+            if isinstance(answer.body, bytes):
+                client.answer(answer.status, headers, answer.body)
+            else:
+                client.begin(answer.status, headers, answer.body.source)
+                await answer.body.pour(client.more)
+                client.finish()
+
+        try:
+            await self._flow.serve(exchange, deliver)
+        except DeeplinkError as error:
+            failure, status = error, str(error.status)
+            client.answer(*failed(error, exchange.marks()))
+        except asyncio.CancelledError:
+            self._note(exchange, "gone", None, began, first)
+            raise
+        self._note(exchange, status, failure or exchange.error, began, first)
+
+    def _note(self, exchange: Exchange, status: str, failure: DeeplinkError | None, began: float, first: float) -> None:
+        """One line in the log and one request in the metrics. Nothing of what was asked or answered is in either:
+        messages may quote."""
+        seconds = time.monotonic() - began
+        code = failure.code if failure else ""
+        self._metrics.ended(exchange, status, code, seconds)
+        self._recent.ended(exchange, status, code, first, seconds)
+        words = [("status", status), ("phase", exchange.phase)]
+        if exchange.handoff:
+            words += [("handoff", exchange.handoff), ("prefill", exchange.prefill)]
+        if exchange.decode:
+            words.append(("decode", exchange.decode))
+        if exchange.tried:
+            words.append(("retries", str(exchange.tried)))
+        if failure is not None:
+            words += [("code", code), ("field", failure.field)] if failure.field else [("code", code)]
+        words.append(("ms", f"{1000 * seconds:.0f}"))
+        if exchange.trace is not None:
+            exchange.trace.ended(status, dict(words))
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s %s", exchange.path, " ".join([f"{name}={value}" for name, value in words]))
+
+    async def _models(self, request: Request) -> Answer:
+        fleet = self._fleet
+        if all(engine.down for engine in fleet.table.engines):
+            await fleet.look()
+        up = sorted((e for e in fleet.table.engines if not e.down), key=lambda engine: not engine.consumes)
+        if not up:
+            raise NoEngine("no engine is up")
+        headers = texts(to_engine(request.pairs, key=self._keys is None))
+        try:
+            return await asyncio.wait_for(self._fetch(up[0].url + canonical(request), headers), MODELS_SECONDS)
+        except asyncio.TimeoutError as exc:
+            raise RouteError(f"engine {up[0].name} did not answer within {MODELS_SECONDS:g} s") from exc
+        except Lost as exc:
+            raise RouteError(f"engine {up[0].name}: {exc}") from exc
+
+    async def _fetch(self, url: str, headers: Headers) -> Answer:
+        reply = await self._upstream.get(url, headers)
+        try:
+            return Answer(reply.status, texts(to_client(reply.pairs)), await reply.read(MAX_MODELS))
+        finally:
+            reply.close()
+
+
+def _library(path: str) -> bool:
+    return path.startswith(LIBRARY) and path.split("/", 2)[1] in ("health", "metrics", "deeplink")
+
+
+def _not_allowed(request: Request, client: Client, methods: Sequence[str]) -> None:
+    message = f"{request.method} {request.path}: Method Not Allowed"
+    allow = [("Allow", ",".join(methods))]
+    client.answer(405, JSON + allow, openai.error(405, "method_not_allowed", message))
+
+
+def failed(failure: DeeplinkError, marks: Pairs) -> tuple[int, Pairs, bytes]:
+    headers = JSON + marks
+    if failure.status == 401:
+        headers = [*headers, ("WWW-Authenticate", "Bearer")]
+    if failure.status == 429:
+        headers = [*headers, ("Retry-After", "1")]
+    return failure.status, headers, openai.body(failure)
