@@ -28,7 +28,7 @@ from deeplink.router.queue import Queue
 from deeplink.router.routes import Routes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Need:
     """What of a request matters to the choice. `tokens`, of the prompt, and `output` are estimates; `chain` are the
     hashes of the prompt (`prefix.hashes`), empty where no policy reads prompts, and `chains` those of
@@ -88,6 +88,17 @@ class Admission:
         except DeeplinkError:
             await self._fleet.look()
         return await self.queue.turn(lambda: self._choose(need, avoid))
+
+    def at_once(self, need: Need) -> Engine | None:
+        """The engine for a request that is surely not handed over, if there is nothing to wait for and nothing that
+        keeps any engine back. None leaves all to `choose`; nothing has been counted then."""
+        table = self._fleet.table
+        engines = table.whole if need.generates else table.able
+        if not engines or (need.handoff and table.split) or len(self.queue) or self._routes or self.shut():
+            return None
+        self._turn += 1
+        self._stride = 1
+        return self._pick(need, "decode", engines)
 
     def reader(self, pair: Pair, need: Need, avoid: frozenset[str]) -> Pair | None:
         """Another pair with the same prefill engine, whose decode engine can fetch what is staged there."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -18,9 +19,10 @@ from deeplink.router import admin, coding, inner, openai
 from deeplink.router import body as bodies
 from deeplink.router.answers import Pairs
 from deeplink.router.client import Client
+from deeplink.router.direct import Direct
 from deeplink.router.exchange import GENERATING, Answer, Exchange
 from deeplink.router.fleet import Fleet
-from deeplink.router.flow import Flow
+from deeplink.router.flow import Begun, Flow
 from deeplink.router.head import Request, canonical
 from deeplink.router.headers import Headers, texts, to_client, to_engine
 from deeplink.router.keys import Keys
@@ -58,9 +60,9 @@ class Api:
         self._section = section
         self._keys = keys
         self._fleet = fleet
-        self._flow = flow
+        self.flow = flow
         self._upstream = upstream
-        self._metrics = metrics
+        self.metrics = metrics
         self._recent = recent
         self._spans = spans
         self.server: web.Server | None = None
@@ -77,29 +79,29 @@ class Api:
                 raise Unauthorized("the request has no key that opens this", remedy="send Authorization: Bearer KEY")
         return self._section.max_body
 
-    async def serve(self, request: Request, client: Client) -> None:
-        path = request.path
-        if self.server is not None and _library(path):
-            await inner.serve(self.server, request, client)
-            return
+    def start(self, request: Request, client: Client) -> None:
+        path, method = request.path, request.method
         try:
-            if path in GENERATING:
-                if request.method != "POST":
-                    _not_allowed(request, client, ["POST"])
+            if self.server is not None and _library(path):
+                client.task(inner.serve(self.server, request, client))
+            elif path in GENERATING:
+                if method == "POST":
+                    self._ask(request, client, bodies.parse(self._body(request)))
                 else:
-                    await self._answer(request, client, bodies.parse(self._body(request)))
-            elif path == MODELS and request.method in ("GET", "HEAD"):
-                answer = await self._models(request)
-                client.answer(answer.status, answer.headers, answer.body)
+                    _not_allowed(request, client, ["POST"])
+            elif path == MODELS and method in ("GET", "HEAD"):
+                client.task(self._models(request, client))
             elif not passes(path, self._section.paths):
-                client.answer(404, JSON, openai.error(404, "not_found", f"{request.method} {path}: Not Found"))
-            elif request.method not in METHODS:
+                client.answer(404, JSON, openai.error(404, "not_found", f"{method} {path}: Not Found"))
+                client.done()
+            elif method not in METHODS:
                 _not_allowed(request, client, METHODS)
             else:
                 media = request.given.get(b"content-type", b"").decode("latin-1").lower()
-                await self._answer(request, client, bodies.other(self._body(request), media))
+                self._ask(request, client, bodies.other(self._body(request), media))
         except DeeplinkError as error:
             client.answer(*self.refused(request, error))
+            client.done()
 
     def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, Pairs, bytes]:
         """Nothing of it is quoted, but for its path: as it was sent, since decoded it may hold line ends."""
@@ -107,7 +109,7 @@ class Api:
             log.info("a request that is not HTTP was refused: status=%d code=%s", error.status, error.code)
         else:
             log.info("%s status=%d code=%s", request.target.partition("?")[0], error.status, error.code)
-        self._metrics.refused(str(error.status), error.code)
+        self.metrics.refused(str(error.status), error.code)
         return failed(error, [])
 
     # The engines' paths.
@@ -119,27 +121,35 @@ class Api:
         named = request.given[b"content-encoding"].strip().lower().decode("latin-1")
         return coding.plain(request.body, named, self._section.max_body)
 
-    async def _answer(self, request: Request, client: Client, body: bodies.Body) -> None:
-        began = time.monotonic()
+    def _ask(self, request: Request, client: Client, body: bodies.Body) -> None:
+        since = time.monotonic()
         pairs = to_engine(request.pairs, key=self._keys is None)
-        exchange = Exchange(request.path, canonical(request), pairs, body, method=request.method)
-        if self._spans is None:
-            await self._served(exchange, client, began)
+        exchange = Exchange(request.path, canonical(request), pairs, body, request.method)
+        if self._spans is not None:
+            client.task(self._traced(exchange, client, since))
             return
+        self._recent.begun(exchange)
+        if not body.stream and (begun := self.flow.begin(exchange)) is not None:
+            client.runs(Direct(self, client, exchange, begun, since))
+        else:
+            client.task(self.serve(exchange, client, None, since))
+
+    async def _traced(self, exchange: Exchange, client: Client, since: float) -> None:
+        assert self._spans is not None
         with self._spans.request(exchange.method, exchange.path, exchange.headers) as trace:
             exchange.trace = trace
-            await self._served(exchange, client, began)
+            self._recent.begun(exchange)
+            await self.serve(exchange, client, None, since)
 
-    async def _served(self, exchange: Exchange, client: Client, began: float) -> None:
-        metrics, recent = self._metrics, self._recent
-        recent.begun(exchange)
+    async def serve(self, exchange: Exchange, client: Client, begun: Begun | None, since: float) -> None:
+        """All of a request; `begun` is its first call, if that has been made."""
         status, first = "", 0.0
         failure: DeeplinkError | None = None
 
         async def deliver(answer: Answer) -> None:
             nonlocal status, first
-            status, first = str(answer.status), time.monotonic() - began
-            metrics.first_byte(exchange, first)
+            status, first = str(answer.status), time.monotonic() - since
+            self.metrics.first_byte(exchange, first)
             headers = answer.headers + exchange.marks()
             if isinstance(answer.body, bytes):
                 client.answer(answer.status, headers, answer.body)
@@ -149,21 +159,21 @@ class Api:
                 client.finish()
 
         try:
-            await self._flow.serve(exchange, deliver)
+            await self.flow.serve(exchange, deliver, begun)
         except DeeplinkError as error:
             failure, status = error, str(error.status)
             client.answer(*failed(error, exchange.marks()))
         except asyncio.CancelledError:
-            self._note(exchange, "gone", None, began, first)
+            self.note(exchange, "gone", None, since, first)
             raise
-        self._note(exchange, status, failure or exchange.error, began, first)
+        self.note(exchange, status, failure or exchange.error, since, first)
 
-    def _note(self, exchange: Exchange, status: str, failure: DeeplinkError | None, began: float, first: float) -> None:
+    def note(self, exchange: Exchange, status: str, failure: DeeplinkError | None, since: float, first: float) -> None:
         """One line in the log and one request in the metrics. Nothing of what was asked or answered is in either:
         messages may quote."""
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - since
         code = failure.code if failure else ""
-        self._metrics.ended(exchange, status, code, seconds)
+        self.metrics.ended(exchange, status, code, seconds)
         self._recent.ended(exchange, status, code, first, seconds)
         words = [("status", status), ("phase", exchange.phase)]
         if exchange.handoff:
@@ -180,27 +190,41 @@ class Api:
         if log.isEnabledFor(logging.INFO):
             log.info("%s %s", exchange.path, " ".join([f"{name}={value}" for name, value in words]))
 
-    async def _models(self, request: Request) -> Answer:
+    async def _models(self, request: Request, client: Client) -> None:
+        try:
+            answer = await self._listed(canonical(request), texts(to_engine(request.pairs, key=self._keys is None)))
+        except DeeplinkError as error:
+            client.answer(*self.refused(request, error))
+        else:
+            client.answer(answer.status, answer.headers, answer.body)
+
+    async def _listed(self, target: str, headers: Headers) -> Whole:
+        """What the first engine that is up says. Raises NoEngine or RouteError."""
         fleet = self._fleet
         if all(engine.down for engine in fleet.table.engines):
             await fleet.look()
         up = sorted((e for e in fleet.table.engines if not e.down), key=lambda engine: not engine.consumes)
         if not up:
             raise NoEngine("no engine is up")
-        headers = texts(to_engine(request.pairs, key=self._keys is None))
         try:
-            return await asyncio.wait_for(self._fetch(up[0].url + canonical(request), headers), MODELS_SECONDS)
+            return await asyncio.wait_for(self._fetch(up[0].url + target, headers), MODELS_SECONDS)
         except asyncio.TimeoutError as exc:
             raise RouteError(f"engine {up[0].name} did not answer within {MODELS_SECONDS:g} s") from exc
         except Lost as exc:
             raise RouteError(f"engine {up[0].name}: {exc}") from exc
 
-    async def _fetch(self, url: str, headers: Headers) -> Answer:
+    async def _fetch(self, url: str, headers: Headers) -> Whole:
         reply = await self._upstream.get(url, headers)
         try:
-            return Answer(reply.status, texts(to_client(reply.pairs)), await reply.read(MAX_MODELS))
+            return Whole(reply.status, texts(to_client(reply.pairs)), await reply.read(MAX_MODELS))
         finally:
             reply.close()
+
+
+class Whole(NamedTuple):
+    status: int
+    headers: Pairs
+    body: bytes
 
 
 def _library(path: str) -> bool:
@@ -211,6 +235,7 @@ def _not_allowed(request: Request, client: Client, methods: Sequence[str]) -> No
     message = f"{request.method} {request.path}: Method Not Allowed"
     allow = [("Allow", ",".join(methods))]
     client.answer(405, JSON + allow, openai.error(405, "method_not_allowed", message))
+    client.done()
 
 
 def failed(failure: DeeplinkError, marks: Pairs) -> tuple[int, Pairs, bytes]:

@@ -100,20 +100,9 @@ class Calls:
         late: Callable[[], Awaitable[None]] | None,
         fade: Callable[[Coroutine[Any, Any, None]], None] | None,
     ) -> Opened:
-        if body and not exchange.typed:
-            head += b"Content-Type: application/json\r\n"
-        nothing = b"" if exchange.method == "POST" else None
-        reply = self._upstream.call(exchange.method, engine.url, exchange.target, head, body or nothing)
-        self._watch(reply, engine)
+        reply = self._send(engine, exchange, body, head)
         if until is None and fade is None:
-            try:
-                return await opened(reply)
-            except BaseException:
-                reply.close()
-                raise
-            finally:
-                if reply.over:
-                    self._open.pop(reply, None)
+            return await self.opened(reply)
         task = asyncio.create_task(opened(reply))
         task.add_done_callback(_seen)
         kept = False
@@ -131,6 +120,35 @@ class Calls:
                 fade(_faded(task, reply))
             elif not kept:
                 _dropped(task, reply)
+
+    def begin(self, engine: Engine, exchange: Exchange) -> Reply:
+        """Sends the client's own request, and waits for nothing. Pass the reply to `opened`, or to `done` once it is
+        over."""
+        rank = rank_header(engine)
+        head = _lines(exchange.headers, rank) if rank else exchange.lines()
+        return self._send(engine, exchange, exchange.body.raw, head)
+
+    async def opened(self, reply: Reply) -> Opened:
+        """As `ask`, of what was sent."""
+        try:
+            return await opened(reply)
+        except BaseException:
+            reply.close()
+            raise
+        finally:
+            if reply.over:
+                self.done(reply)
+
+    def done(self, reply: Reply) -> None:
+        self._open.pop(reply, None)
+
+    def _send(self, engine: Engine, exchange: Exchange, body: bytes, head: bytes) -> Reply:
+        if body and not exchange.typed:
+            head += b"Content-Type: application/json\r\n"
+        nothing = b"" if exchange.method == "POST" else None
+        reply = self._upstream.call(exchange.method, engine.url, exchange.target, head, body or nothing)
+        self._watch(reply, engine)
+        return reply
 
     def _watch(self, reply: Reply, engine: Engine) -> None:
         self._open[reply] = engine

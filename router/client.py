@@ -11,13 +11,14 @@ import logging
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httptools
 
 from deeplink.errors import DeeplinkError, InvalidRequest, RequestTooLarge
 from deeplink.router.answers import BODILESS, Pairs, head
-from deeplink.router.clients import Clients
+from deeplink.router.clients import Clients, Running
 from deeplink.router.exchange import Source
 from deeplink.router.head import MAX_HEAD, MAX_LINE, Request, add, fault
 
@@ -47,7 +48,8 @@ class Client(asyncio.Protocol):
         self._request: Request | None = None  # of which not all is here
         self._served: Request | None = None
         self._waiting: deque[tuple[Request | None, DeeplinkError | None]] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self._running: Running | None = None
+        self._started = False
         self._source: Source | None = None
         self._parts: list[bytes] = []
         self._size = self._limit = 0  # of the body
@@ -90,10 +92,10 @@ class Client(asyncio.Protocol):
         self._over = self._deaf = True
         self.until = _NEVER
         self._waiting.clear()
-        if self._task is None:
+        if self._running is None:
             self._clients.left(self)
         else:
-            self._task.cancel()
+            self._cancel(self._running)
 
     def pause_writing(self) -> None:
         self._full = True
@@ -220,6 +222,39 @@ class Client(asyncio.Protocol):
         if not self._over:
             self._transport.write(data)
 
+    def task(self, work: Coroutine[Any, Any, None]) -> None:
+        """What runs for the request from now on; its end is the request's."""
+        self._started = False
+        self._running = self._loop.create_task(self._run(work))
+
+    def runs(self, what: Running) -> None:
+        """As `task`, without one: it calls `done` when it has ended."""
+        self._running = what
+
+    def guarded(self, work: Callable[[], None]) -> None:
+        """Does something for the request that no task does; `done` ends that."""
+        try:
+            work()
+        except Exception as exc:  # noqa: BLE001
+            self._failed(exc)
+
+    def done(self) -> None:
+        """The request is done with, and the next may begin."""
+        ends = self._ends
+        self._served = self._running = self._source = None
+        if self._over:
+            self._clients.left(self)
+        elif ends:
+            self._hang_up()
+        else:
+            self._ahead = 0
+            if self._held:
+                self._held = False
+                self._transport.resume_reading()
+            self._wait()
+            if self._waiting:
+                self._loop.call_soon(self._next)
+
     # What `Clients` calls.
 
     def late(self) -> None:
@@ -236,8 +271,8 @@ class Client(asyncio.Protocol):
 
     def abort(self) -> None:
         self._over = True
-        if self._task is not None:
-            self._task.cancel()
+        if self._running is not None:
+            self._cancel(self._running)
         self._transport.abort()
 
     # Turns.
@@ -251,38 +286,39 @@ class Client(asyncio.Protocol):
         self._served = request
         self._began = False
         self._wait()
-        self._task = self._loop.create_task(self._serve(request))
-
-    async def _serve(self, request: Request) -> None:
-        """The one place where anything is caught: a fault of ours is one request's, and its text may quote."""
         try:
-            await self._api.serve(request, self)
+            self._api.start(request, self)
         except Exception as exc:  # noqa: BLE001
-            where = "".join(traceback.format_tb(exc.__traceback__))
-            log.error("a request failed within the router: %s\n%s", type(exc).__name__, where)
-            if self._began:
-                self.abort()
-            else:
-                self.answer(*self._api.refused(request, DeeplinkError("a fault of the router's own")))
-        finally:
-            self._done()
+            self._failed(exc)
 
-    def _done(self) -> None:
-        """This request is done with."""
-        ends = self._ends
-        self._served = self._task = self._source = None
-        if self._over:
-            self._clients.left(self)
-        elif ends:
-            self._hang_up()
+    def _cancel(self, running: Running) -> None:
+        # A task that has not begun would never run at all, and so not clean up.
+        if self._started or not isinstance(running, asyncio.Task):
+            running.cancel()
+
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._started = True
+        if self._over and (task := asyncio.current_task()) is not None:
+            task.cancel()
+        try:
+            await work
+        except Exception as exc:  # noqa: BLE001
+            self._failed(exc)
         else:
-            self._ahead = 0
-            if self._held:
-                self._held = False
-                self._transport.resume_reading()
-            self._wait()
-            if self._waiting:
-                self._loop.call_soon(self._next)
+            self.done()
+        finally:
+            if self._running is not None:  # it was cancelled
+                self.done()
+
+    def _failed(self, exc: Exception) -> None:
+        """The one place to which anything may come: a fault of ours is one request's. Its text may quote."""
+        where = "".join(traceback.format_tb(exc.__traceback__))
+        log.error("a request failed within the router: %s\n%s", type(exc).__name__, where)
+        if self._began:
+            self.abort()
+        else:
+            self.answer(*self._api.refused(self._served, DeeplinkError("a fault of the router's own")))
+        self.done()
 
     def _next(self) -> None:
         if self._served is not None or self._full or self._over or not self._waiting:

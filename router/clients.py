@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from deeplink.errors import DeeplinkError
 from deeplink.router.head import Request
@@ -17,6 +16,13 @@ CLEANUP_SECONDS = 2.0
 """For requests that were cut at the end to clean up after themselves."""
 
 
+class Running(Protocol):
+    """What answers a request: a task of the client's, or something else that says `Client.done`."""
+
+    def cancel(self) -> object:
+        """The client has left."""
+
+
 class Api(Protocol):
     """Who answers what clients ask for."""
 
@@ -24,8 +30,8 @@ class Api(Protocol):
         """How many bytes of body the request may have; asked once its head is here. Raises DeeplinkError if it is
         refused for its head alone."""
 
-    def serve(self, request: Request, client: Client) -> Coroutine[Any, Any, None]:
-        """Answers through the client. Cancelled when that leaves."""
+    def start(self, request: Request, client: Client) -> None:
+        """Begins to answer through the client: at once, or by what it then says `runs` for it."""
 
     def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, list[tuple[str, str]], bytes]:
         """Status, headers and body for what is not served at all; None if it could not be read."""

@@ -17,7 +17,7 @@ GENERATING = ("/v1/completions", "/v1/chat/completions")
 Phase = Literal["arrived", "prefilling", "decoding", "done"]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Exchange:
     """What the flow does for it is written down here as it happens; the log and the answer's headers read it.
 
@@ -34,18 +34,19 @@ class Exchange:
     target: str
     pairs: list[tuple[bytes, bytes]]
     body: Body
-    phase: Phase = "arrived"
-    handoff: str = ""
-    prefill: str = ""
-    decode: str = ""
-    error: DeeplinkError | None = None
-    asked: list[Engine] = field(default_factory=list)
-    tries: int = 0
-    tried: int = 0
     method: str = "POST"
-    cached: dict[str, Any] | None = None
-    ends: list[tuple[str, str, bool]] = field(default_factory=list)
-    trace: Trace | None = None
+    # Most requests never set these: until then they are the class's.
+    phase: Phase = field(default="arrived", init=False)
+    handoff: str = field(default="", init=False)
+    prefill: str = field(default="", init=False)
+    decode: str = field(default="", init=False)
+    error: DeeplinkError | None = field(default=None, init=False)
+    asked: tuple[Engine, ...] = field(default=(), init=False)
+    tries: int = field(default=0, init=False)
+    tried: int = field(default=0, init=False)
+    cached: dict[str, Any] | None = field(default=None, init=False)
+    ends: tuple[tuple[str, str, bool], ...] = field(default=(), init=False)
+    trace: Trace | None = field(default=None, init=False)
 
     @property
     def headers(self) -> Headers:
@@ -59,6 +60,10 @@ class Exchange:
     def typed(self) -> bool:
         """Whether the client says what its body is."""
         return any(len(name) == 12 and name.lower() == b"content-type" for name, _ in self.pairs)
+
+    def handed(self) -> None:
+        """A handoff has come to its end, whatever that is."""
+        self.ends += ((self.prefill, self.decode, self.finished),)
 
     @property
     def chat(self) -> bool:

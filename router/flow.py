@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from deeplink.config import RouterSection
 from deeplink.errors import DeadlineExceeded, DeeplinkError
@@ -34,7 +37,24 @@ from deeplink.router.kinds import Handing, Part, Tools
 from deeplink.router.load import Hold
 from deeplink.router.prompts import Chains, Prompts
 from deeplink.router.stages import Handed, Stages
-from deeplink.router.upstream import Upstream
+from deeplink.router.upstream import Reply, Upstream
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class Begun:
+    """A call that was made, and what was chosen for it."""
+
+    need: Need
+    engine: Engine
+    hold: Hold
+    reply: Reply
+
+    def drop(self) -> None:
+        """Nobody wants it any more. Idempotent."""
+        self.reply.close()
+        self.hold.end()
 
 
 class Flow:
@@ -58,12 +78,39 @@ class Flow:
         self._secret = secret
         self._section = section
 
-    async def serve(self, exchange: Exchange, deliver: Deliver) -> None:
+    def begin(self, exchange: Exchange) -> Begun | None:
+        """Makes the first call of a request that surely needs no other; None where that is not known at once.
+
+        The caller passes what it gets to `ended` or to `serve`.
+        """
+        if self._admission.reads_caches:
+            return None
+        need = self._need(exchange, None)
+        engine = self._admission.at_once(need)
+        if engine is None:
+            return None
+        exchange.phase, exchange.decode = "decoding", engine.name
+        hold = self._admission.take(engine, need, prefill=True, decode=True)
+        return Begun(need, engine, hold, self._stages.begin(exchange, engine))
+
+    def ended(self, exchange: Exchange, begun: Begun) -> Answer | None:
+        """The answer to that call, if there is nothing more to do for it."""
+        answer = self._stages.well(begun.reply, begun.engine)
+        if answer is not None:
+            exchange.phase = "done"
+            begun.hold.end(well=True)
+        return answer
+
+    async def serve(self, exchange: Exchange, deliver: Deliver, begun: Begun | None = None) -> None:
         """Delivers the answer. Raises DeeplinkError only if it has delivered nothing."""
-        need = self._need(exchange, await self._chains(exchange))
         # What some engine does not serve another may; that costs nothing to find out.
         exchange.tries = self._section.retries if exchange.generates else len(self._fleet.table.engines)
-        choice = await self._admission.choose(need)
+        choice: Plain | Pair
+        if begun is not None:
+            need, choice = begun.need, Plain(begun.engine)
+        else:
+            need = self._need(exchange, await self._chains(exchange))
+            choice = await self._admission.choose(need)
         until = time.monotonic() + self._section.deadline
         avoid: set[str] = set()
         while True:
@@ -71,9 +118,10 @@ class Flow:
                 if isinstance(choice, Pair):
                     await self._handoff(exchange, choice, need, until, deliver)
                 else:
-                    await self._plain(exchange, choice.engine, need, deliver)
+                    await self._plain(exchange, choice.engine, need, deliver, begun)
                 return
             except DeeplinkError as error:
+                begun = None
                 if (again := await self._again(exchange, need, choice, error, until, avoid)) is None:
                     if isinstance(error, retry.TurnedAway):
                         await deliver(error.answer)
@@ -137,9 +185,12 @@ class Flow:
             exchange.generates,
         )
 
-    def _barred(self, exchange: Exchange) -> dict[str, str]:
+    def _barred(self, exchange: Exchange) -> Mapping[str, str]:
         """The kinds of engines that could not hand this request over, and by which of its fields."""
-        kinds, body, chat = self._fleet.table.kinds, exchange.body, exchange.chat
+        kinds = self._fleet.table.kinds
+        if not kinds:
+            return _NONE
+        body, chat = exchange.body, exchange.chat
         if not exchange.generates:
             return dict.fromkeys(kinds, "path")
         found = {kind: self._fleet.kinds.get(kind).obstacle(body, chat=chat) for kind in kinds if kind != DEEPLINK}
@@ -147,24 +198,27 @@ class Flow:
             found[DEEPLINK] = bodies.obstacle(body, chat=chat)
         return {name: field for name, field in found.items() if field}
 
-    async def _plain(self, exchange: Exchange, engine: Engine, need: Need, deliver: Deliver) -> None:
+    async def _plain(
+        self, exchange: Exchange, engine: Engine, need: Need, deliver: Deliver, begun: Begun | None
+    ) -> None:
         exchange.handoff, exchange.prefill, exchange.decode = "", "", engine.name
         exchange.phase = "decoding"
-        with self._admission.take(engine, need, prefill=True, decode=True) as hold:
-            await self._stages.decode(exchange, engine, Part(exchange.body.raw, []), hold, deliver)
+        with begun.hold if begun else self._admission.take(engine, need, prefill=True, decode=True) as hold:
+            reply = begun.reply if begun else None
+            await self._stages.decode(exchange, engine, Part(exchange.body.raw, []), hold, deliver, reply=reply)
 
     async def _handoff(self, exchange: Exchange, pair: Pair, need: Need, until: float, deliver: Deliver) -> None:
         exchange.handoff = tickets.new_handoff()
         exchange.prefill, exchange.decode = pair.prefill.name, pair.decode.name
         exchange.phase = "prefilling"
         exchange.cached = None
-        exchange.asked.clear()
+        exchange.asked = ()
         handing = self._hand(exchange, pair, until)
         together = self._section.dispatch == "together" if handing.together is None else handing.together
         with ExitStack() as stack:
             filling = stack.enter_context(self._admission.take(pair.prefill, need, prefill=True, decode=False))
             hold = stack.enter_context(self._admission.take(pair.decode, need, prefill=False, decode=True))
-            stack.callback(lambda: exchange.ends.append((exchange.prefill, exchange.decode, exchange.finished)))
+            stack.callback(exchange.handed)
             await self._ready(handing, pair, until)
             prefilling = asyncio.create_task(self._prefilled(exchange, handing, pair.prefill, filling, until))
             prefilling.add_done_callback(_seen)
@@ -224,7 +278,7 @@ class Flow:
     async def _prefilled(
         self, exchange: Exchange, handing: Handing, engine: Engine, hold: Hold, until: float
     ) -> Answer | None:
-        exchange.asked.append(engine)
+        exchange.asked += (engine,)
         try:
             return await self._stages.prefill(exchange, engine, handing, until)
         finally:
@@ -233,7 +287,7 @@ class Flow:
     async def _consumed(self, exchange: Exchange, engine: Engine, hold: Hold, deliver: Deliver, handed: Handed) -> None:
         if handed.prefilling is None:
             exchange.phase = "decoding"
-        exchange.asked.append(engine)
+        exchange.asked += (engine,)
         part = handed.handing.decode(engine)
         await self._stages.decode(exchange, engine, part, hold, deliver, handed)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from deeplink.errors import DecodeFailed, DeeplinkError, PrefillFailed, RouteError
 from deeplink.router import usage
 from deeplink.router.admission import Admission
-from deeplink.router.call import Calls, Opened, Relay
+from deeplink.router.call import MAX_ANSWER, Calls, Opened, Relay
 from deeplink.router.engine import Engine
 from deeplink.router.exchange import Answer, Deliver, Exchange
 from deeplink.router.fleet import Fleet
@@ -21,7 +21,7 @@ from deeplink.router.headers import texts, to_client
 from deeplink.router.kinds import Handing, Part
 from deeplink.router.load import Hold
 from deeplink.router.retry import UNAVAILABLE, UNSERVED, TurnedAway
-from deeplink.router.upstream import Lost, NotSent, Upstream
+from deeplink.router.upstream import Lost, NotSent, Reply, Upstream
 
 MAX_QUOTE = 300
 
@@ -76,6 +76,21 @@ class Stages:
         exchange.cached = usage.details(opened.data)
         return None
 
+    def begin(self, exchange: Exchange, engine: Engine) -> Reply:
+        """Asks an engine for all of a request, and waits for nothing."""
+        return self._calls.begin(engine, exchange)
+
+    def well(self, reply: Reply, engine: Engine) -> Answer | None:
+        """The whole answer, if it is here and is one that nothing need be said about; else it is for `decode`."""
+        if reply.status != 200 or not reply.framed or reply.media == "text/event-stream":
+            return None
+        data = reply.whole
+        if not data or data.isspace() or len(data) > MAX_ANSWER:
+            return None
+        self._calls.done(reply)
+        self._admission.succeeded(engine)
+        return Answer(200, texts(to_client(reply.pairs)), data)
+
     async def decode(
         self,
         exchange: Exchange,
@@ -84,9 +99,11 @@ class Stages:
         hold: Hold,
         deliver: Deliver,
         handed: Handed | None = None,
+        reply: Reply | None = None,
     ) -> None:
-        """Delivers the answer of the engine that decodes; `handed` is set when it gets its cache from another. Raises
-        DeeplinkError only before it delivers, also what the prefill that still runs raises."""
+        """Delivers the answer of the engine that decodes; `handed` is set when it gets its cache from another, `reply`
+        when it was asked already (`begin`). Raises DeeplinkError only before it delivers, also what the prefill that
+        still runs raises."""
         sides = (engine, handed.producer) if handed else ()
 
         async def late() -> None:
@@ -100,7 +117,10 @@ class Stages:
 
         until = handed.until if handed else None
         fade = self._fleet.later if handed and handed.handing.linger else None
-        asking = self._calls.ask(engine, exchange, part, until, late if handed else None, fade)
+        if reply is not None:
+            asking = self._calls.opened(reply)
+        else:
+            asking = self._calls.ask(engine, exchange, part, until, late if handed else None, fade)
         try:
             if handed is not None and handed.prefilling is not None:
                 opened = await _beside(asking, handed)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from deeplink.router.headers import texts
@@ -32,34 +33,24 @@ class Reply:
     """An engine's answer, from the asking on. Read it to its end or `close` it; closing early makes the engine abort
     the request. `status` and what else is in its head are there when `begun` has returned."""
 
-    __slots__ = (
-        "_data",
-        "_done",
-        "_line",
-        "_paused",
-        "_size",
-        "_to",
-        "_unsent",
-        "_waiter",
-        "_why",
-        "framed",
-        "heard",
-        "pairs",
-        "status",
-    )
+    # Most of these are set late, if at all: until then they are the class's.
+    status = 0
+    pairs: Sequence[tuple[bytes, bytes]] = ()
+    framed = False
+    heard = 0.0
+    over = False
+    """Nothing more comes of it."""
+    _line: Line | None = None
+    _waiter: asyncio.Future[None] | None = None
+    _to: Callable[[bytes], None] | None = None
+    _then: Callable[[], None] | None = None
+    _unsent = False
+    _paused = False
+    _size = 0
+    _why = ""
 
     def __init__(self) -> None:
-        self.status = 0
-        self.pairs: list[tuple[bytes, bytes]] = []
-        self.framed = False
-        self.heard = 0.0
-        self._line: Line | None = None
         self._data: list[bytes] = []
-        self._size = 0
-        self._waiter: asyncio.Future[None] | None = None
-        self._to: Callable[[bytes], None] | None = None
-        self._done = self._unsent = self._paused = False
-        self._why = ""
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -70,24 +61,37 @@ class Reply:
         """The type of the body, in lower case and without what follows it."""
         for name, value in self.pairs:
             if len(name) == 12 and name.lower() == b"content-type":
-                return value.partition(b";")[0].strip().lower().decode("latin-1")
+                return _media(value)
         return ""
 
     @property
-    def over(self) -> bool:
-        """Nothing more comes of it."""
-        return self._done
+    def whole(self) -> bytes | None:
+        """All of the body, if it is here and complete."""
+        if not self.over or self._why:
+            return None
+        return self._data[0] if len(self._data) == 1 else b"".join(self._data)
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Calls once, soon: when nothing more comes, or when it comes bit by bit and somebody has to read it."""
+        self._then = call
+        if self.over:
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        call, self._then = self._then, None
+        if call is not None:
+            call()
 
     async def begun(self) -> None:
         """Returns once the answer's head is here. Raises NotSent or Lost."""
-        while not self.status and not self._done:
+        while not self.status and not self.over:
             await self._more()
         if not self.status:
             raise NotSent(self._why) if self._unsent else Lost(self._why)
 
     async def chunk(self) -> bytes:
         """What has arrived, at least a byte; b"" at the end. Raises Lost if the answer is cut short."""
-        while not self._data and not self._done:
+        while not self._data and not self.over:
             await self._more()
         if self._data:
             data = self._data[0] if len(self._data) == 1 else b"".join(self._data)
@@ -108,14 +112,14 @@ class Reply:
             if size > limit:
                 self.close()
                 raise Lost(f"an answer of more than {limit} bytes")
-            if self._done and not parts and not self._data and not self._why:
+            if self.over and not parts and not self._data and not self._why:
                 return data
             parts.append(data)
         return b"".join(parts)
 
     async def pour(self, to: Callable[[bytes], None]) -> None:
         """Gives `to` all that comes, as it comes. Returns at the end; raises Lost if the answer is cut short."""
-        while not self._done or self._data:
+        while not self.over or self._data:
             if self._data:
                 to(await self.chunk())
                 continue
@@ -170,9 +174,11 @@ class Reply:
         self.status, self.pairs, self.framed = status, headers, framed
         self.heard = time.monotonic()
         self._wake()
+        if self._then is not None and self.media == "text/event-stream":
+            self._tell()
 
     def came(self, data: bytes) -> None:
-        if self._done:
+        if self.over:
             return
         self.heard = time.monotonic()
         if self._to is not None:
@@ -182,15 +188,18 @@ class Reply:
         self._size += len(data)
         if self._size > AHEAD and not self._paused:
             self.pause()
+            self._tell()
         self._wake()
 
     def ended(self, why: str = "") -> None:
-        if self._done:
+        if self.over:
             return
-        self._done = True
+        self.over = True
         self._line = None
         self._why = why
         self._wake()
+        if self._then is not None:
+            self._tell()
 
 
 class Origin:
@@ -203,7 +212,7 @@ class Origin:
         self.secure = parts.scheme == "https"
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if self.secure else 80)
-        self.name = parts.netloc.rpartition("@")[2].encode("idna")
+        self.name = parts.netloc.rpartition("@")[2].encode("idna").decode()
         self.connecting = 0
         self.lines: set[Line] = set()
         self._free: dict[Line, float] = {}
@@ -279,9 +288,9 @@ class Upstream:
                 reply.unsent(f"cannot connect: {base} is no address")
                 return reply
         length = b"" if body is None else b"Content-Length: %d\r\n" % len(body)
-        start = f"{method} {target} HTTP/1.1\r\nHost: ".encode("latin-1")
         # Bytes are passed on as they are, so nothing may be compressed on the way.
-        whole = b"%b%b\r\n%bAccept-Encoding: identity\r\n%b\r\n" % (start, origin.name, head, length)
+        start = f"{method} {target} HTTP/1.1\r\nHost: {origin.name}\r\nAccept-Encoding: identity\r\n".encode("latin-1")
+        whole = b"%b%b%b\r\n" % (start, head, length)
         if (line := origin.take()) is not None:
             line.ask(reply, whole, body or b"")
         else:
@@ -328,6 +337,11 @@ class Upstream:
             if not origin.lines and not origin.connecting:
                 del self._origins[base]
         self._timer = self._loop.call_later(KEEP_SECONDS, self._tidy)
+
+
+@lru_cache(256)
+def _media(value: bytes) -> str:
+    return value.partition(b";")[0].strip().lower().decode("latin-1")
 
 
 def lines(headers: Iterable[tuple[str, str]]) -> bytes:
