@@ -1,4 +1,4 @@
-"""The bytes of an answer's head. Pure but for the date."""
+"""The bytes of an answer's head."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import time
 from email.utils import formatdate
 from http import HTTPStatus
 
-Pairs = list[tuple[str, str]]
-
-_STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 BODILESS = (204, 304)
+_STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 class _Date:
@@ -19,26 +17,21 @@ class _Date:
 
     def __init__(self) -> None:
         self._second = -1
-        self._line = ""
+        self._line = b""
 
-    def line(self) -> str:
+    def line(self) -> bytes:
         second = int(time.time())
         if second != self._second:
             self._second = second
-            self._line = f"Date: {formatdate(second, usegmt=True)}\r\n"
+            self._line = f"Date: {formatdate(second, usegmt=True)}\r\n".encode()
         return self._line
 
 
 _date = _Date()
 
 
-def head(status: int, headers: Pairs, framing: str, *, last: bool) -> bytes:
-    """All before the body. `framing` is the header line that says how the body ends; `last`: the connection ends with
-    it. Raises ValueError for a header that would end its line itself."""
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
-        raise ValueError("a line end within a header")
-    if last:
-        framing += "Connection: close\r\n"
-    start = _STATUS.get(status) or f"HTTP/1.1 {status} \r\n"
-    return f"{start}{_date.line()}{lines}{framing}\r\n".encode("utf-8", "surrogateescape")
+def head(status: int, headers: bytes, framing: bytes, *, last: bool) -> bytes:
+    """All before the body. `headers` are lines, `framing` the one that says how the body ends; `last`: the connection
+    ends with it."""
+    start = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
+    return b"%b%b%b%b%b\r\n" % (start, _date.line(), headers, framing, b"Connection: close\r\n" if last else b"")

@@ -17,15 +17,15 @@ from deeplink.config import RouterSection
 from deeplink.errors import DeeplinkError, NoEngine, RouteError, Unauthorized
 from deeplink.router import admin, coding, inner, openai
 from deeplink.router import body as bodies
-from deeplink.router.answers import Pairs
 from deeplink.router.client import Client
 from deeplink.router.direct import Direct
 from deeplink.router.exchange import GENERATING, Answer, Exchange
 from deeplink.router.fleet import Fleet
 from deeplink.router.flow import Begun, Flow
 from deeplink.router.head import Request, canonical
-from deeplink.router.headers import Headers, texts, to_client, to_engine
+from deeplink.router.headers import Headers, lines, texts, to_client, to_engine
 from deeplink.router.keys import Keys
+from deeplink.router.logs import sayer
 from deeplink.router.metrics import Metrics
 from deeplink.router.paths import passes
 from deeplink.router.recent import Recent
@@ -38,7 +38,8 @@ MAX_MODELS = 4 << 20
 METHODS = ("GET", "POST", "DELETE")
 """What engines' APIs are called with."""
 LIBRARY = ("/health", "/metrics", "/deeplink")
-JSON = [("Content-Type", "application/json")]
+JSON: Headers = [("Content-Type", "application/json")]
+JSON_LINES = lines(JSON)
 
 log = logging.getLogger("deeplink.router.app")
 
@@ -65,6 +66,7 @@ class Api:
         self.metrics = metrics
         self._recent = recent
         self._spans = spans
+        self._say = sayer(log)
         self.server: web.Server | None = None
 
     # What a connection calls.
@@ -75,7 +77,7 @@ class Api:
             return admin.MAX_BODY
         if self._keys is not None:
             given = request.given.get(b"authorization", b"")
-            if not self._keys.open_with(given.decode("utf-8", "surrogateescape")):
+            if not self._keys.open_with_bytes(given):
                 raise Unauthorized("the request has no key that opens this", remedy="send Authorization: Bearer KEY")
         return self._section.max_body
 
@@ -92,7 +94,7 @@ class Api:
             elif path == MODELS and method in ("GET", "HEAD"):
                 client.task(self._models(request, client))
             elif not passes(path, self._section.paths):
-                client.answer(404, JSON, openai.error(404, "not_found", f"{method} {path}: Not Found"))
+                client.answer(404, JSON_LINES, openai.error(404, "not_found", f"{method} {path}: Not Found"))
                 client.done()
             elif method not in METHODS:
                 _not_allowed(request, client, METHODS)
@@ -103,14 +105,14 @@ class Api:
             client.answer(*self.refused(request, error))
             client.done()
 
-    def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, Pairs, bytes]:
+    def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, bytes, bytes]:
         """Nothing of it is quoted, but for its path: as it was sent, since decoded it may hold line ends."""
         if request is None or not request.path:
             log.info("a request that is not HTTP was refused: status=%d code=%s", error.status, error.code)
         else:
             log.info("%s status=%d code=%s", request.target.partition("?")[0], error.status, error.code)
         self.metrics.refused(str(error.status), error.code)
-        return failed(error, [])
+        return told(*failed(error, []))
 
     # The engines' paths.
 
@@ -124,7 +126,9 @@ class Api:
     def _ask(self, request: Request, client: Client, body: bodies.Body) -> None:
         since = time.monotonic()
         pairs = to_engine(request.pairs, key=self._keys is None)
-        exchange = Exchange(request.path, canonical(request), pairs, body, request.method)
+        exchange = Exchange(
+            request.path, canonical(request), pairs, body, request.method, b"content-type" in request.given
+        )
         if self._spans is not None:
             client.task(self._traced(exchange, client, since))
             return
@@ -150,7 +154,7 @@ class Api:
             nonlocal status, first
             status, first = str(answer.status), time.monotonic() - since
             self.metrics.first_byte(exchange, first)
-            headers = answer.headers + exchange.marks()
+            headers = lines(answer.headers + exchange.marks())
             if isinstance(answer.body, bytes):
                 client.answer(answer.status, headers, answer.body)
             else:
@@ -162,7 +166,7 @@ class Api:
             await self.flow.serve(exchange, deliver, begun)
         except DeeplinkError as error:
             failure, status = error, str(error.status)
-            client.answer(*failed(error, exchange.marks()))
+            client.answer(*told(*failed(error, exchange.marks())))
         except asyncio.CancelledError:
             self.note(exchange, "gone", None, since, first)
             raise
@@ -175,20 +179,31 @@ class Api:
         code = failure.code if failure else ""
         self.metrics.ended(exchange, status, code, seconds)
         self._recent.ended(exchange, status, code, first, seconds)
-        words = [("status", status), ("phase", exchange.phase)]
+        said = f"{exchange.path} status={status} phase={exchange.phase}"
         if exchange.handoff:
-            words += [("handoff", exchange.handoff), ("prefill", exchange.prefill)]
+            said += f" handoff={exchange.handoff} prefill={exchange.prefill}"
         if exchange.decode:
-            words.append(("decode", exchange.decode))
+            said += f" decode={exchange.decode}"
         if exchange.tried:
-            words.append(("retries", str(exchange.tried)))
+            said += f" retries={exchange.tried}"
         if failure is not None:
-            words += [("code", code), ("field", failure.field)] if failure.field else [("code", code)]
-        words.append(("ms", f"{1000 * seconds:.0f}"))
+            said += f" code={code} field={failure.field}" if failure.field else f" code={code}"
+        self._say(f"{said} ms={1000 * seconds:.0f}")
         if exchange.trace is not None:
-            exchange.trace.ended(status, dict(words))
-        if log.isEnabledFor(logging.INFO):
-            log.info("%s %s", exchange.path, " ".join([f"{name}={value}" for name, value in words]))
+            exchange.trace.ended(
+                status,
+                {
+                    "status": status,
+                    "ms": f"{1000 * seconds:.0f}",
+                    "phase": exchange.phase,
+                    "handoff": exchange.handoff,
+                    "prefill": exchange.prefill,
+                    "decode": exchange.decode,
+                    "retries": str(exchange.tried or ""),
+                    "code": code,
+                    "field": failure.field if failure else "",
+                },
+            )
 
     async def _models(self, request: Request, client: Client) -> None:
         try:
@@ -196,7 +211,7 @@ class Api:
         except DeeplinkError as error:
             client.answer(*self.refused(request, error))
         else:
-            client.answer(answer.status, answer.headers, answer.body)
+            client.answer(answer.status, lines(answer.headers), answer.body)
 
     async def _listed(self, target: str, headers: Headers) -> Whole:
         """What the first engine that is up says. Raises NoEngine or RouteError."""
@@ -221,9 +236,13 @@ class Api:
             reply.close()
 
 
+def told(status: int, headers: Headers, body: bytes) -> tuple[int, bytes, bytes]:
+    return status, lines(headers), body
+
+
 class Whole(NamedTuple):
     status: int
-    headers: Pairs
+    headers: Headers
     body: bytes
 
 
@@ -234,11 +253,12 @@ def _library(path: str) -> bool:
 def _not_allowed(request: Request, client: Client, methods: Sequence[str]) -> None:
     message = f"{request.method} {request.path}: Method Not Allowed"
     allow = [("Allow", ",".join(methods))]
-    client.answer(405, JSON + allow, openai.error(405, "method_not_allowed", message))
+    client.answer(405, lines(JSON + allow), openai.error(405, "method_not_allowed", message))
     client.done()
 
 
-def failed(failure: DeeplinkError, marks: Pairs) -> tuple[int, Pairs, bytes]:
+def failed(failure: DeeplinkError, marks: Headers) -> tuple[int, Headers, bytes]:
+    """The answer that says it: status, headers and body."""
     headers = JSON + marks
     if failure.status == 401:
         headers = [*headers, ("WWW-Authenticate", "Bearer")]

@@ -92,9 +92,10 @@ def tokens(body: Body) -> int:
     prompt = body.fields.get("prompt")
     if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
         return len(prompt)
-    return max(
-        1, sum(len(part) if part.isascii() else len(part.encode(errors="replace")) for part in _texts(body)) // 4
-    )
+    size = 0
+    for part in _texts(body):
+        size += len(part) if part.isascii() else len(part.encode(errors="replace"))
+    return max(1, size // 4)
 
 
 def output(body: Body) -> int:

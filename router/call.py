@@ -14,9 +14,9 @@ from deeplink.router import openai, sse, usage
 from deeplink.router.engine import Engine
 from deeplink.router.exchange import Exchange
 from deeplink.router.fleet import Fleet
-from deeplink.router.headers import Headers
+from deeplink.router.headers import Headers, lines, raw_lines
 from deeplink.router.kinds import LINGER, RANK, Part, rank_header
-from deeplink.router.upstream import Lost, Reply, Upstream, lines
+from deeplink.router.upstream import STREAM, Lost, Reply, Upstream
 
 MAX_ANSWER = 64 << 20
 TICK_SECONDS = 1.0
@@ -83,7 +83,7 @@ class Calls:
         """
         rank = rank_header(engine)
         if exchange.trace is None and not part.headers and not rank:
-            return await self._asked(engine, exchange, part.body, exchange.lines(), until, late, fade)
+            return await self._asked(engine, exchange, part.body, raw_lines(exchange.pairs), until, late, fade)
         headers = [*exchange.headers, *part.headers]
         if exchange.trace is None:
             return await self._asked(engine, exchange, part.body, _lines(headers, rank), until, late, fade)
@@ -125,7 +125,7 @@ class Calls:
         """Sends the client's own request, and waits for nothing. Pass the reply to `opened`, or to `done` once it is
         over."""
         rank = rank_header(engine)
-        head = _lines(exchange.headers, rank) if rank else exchange.lines()
+        head = _lines(exchange.headers, rank) if rank else raw_lines(exchange.pairs)
         return self._send(engine, exchange, exchange.body.raw, head)
 
     async def opened(self, reply: Reply) -> Opened:
@@ -211,7 +211,7 @@ class Relay:
 async def opened(reply: Reply) -> Opened:
     """Its whole answer, or the first event of a stream. Raises NotSent or Lost."""
     await reply.begun()
-    if reply.status != 200 or reply.media != "text/event-stream":
+    if reply.status != 200 or reply.media != STREAM:
         return Opened(reply, await reply.read(MAX_ANSWER))
     events, head = sse.Events(), b""
     while chunk := await reply.chunk():

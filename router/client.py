@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -17,10 +16,10 @@ from typing import Any
 import httptools
 
 from deeplink.errors import DeeplinkError, InvalidRequest, RequestTooLarge
-from deeplink.router.answers import BODILESS, Pairs, head
+from deeplink.router.answers import BODILESS, head
 from deeplink.router.clients import Clients, Running
 from deeplink.router.exchange import Source
-from deeplink.router.head import MAX_HEAD, MAX_LINE, Request, add, fault
+from deeplink.router.head import MAX_HEAD, MAX_LINE, Request, read, too_large
 
 UPLOAD_SECONDS = 60.0
 """For a request's body."""
@@ -51,9 +50,13 @@ class Client(asyncio.Protocol):
         self._running: Running | None = None
         self._started = False
         self._source: Source | None = None
+        self._begun = False  # whether something of a request is here
+        self._url = b""
+        self._pairs: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self._size = self._limit = 0  # of the body
-        self._read = self._ahead = 0  # bytes of this request; of later ones than the one that is served
+        self._chunk = self._read = 0  # bytes of the last read; of this request before that
+        self._ahead = 0  # of later requests than the one that is served
         self._deaf = self._last = self._lingers = self._over = False
         self._full = self._held = self._began = self._chunked = False
         self._head = b""
@@ -67,14 +70,15 @@ class Client(asyncio.Protocol):
             transport.close()
             return
         self._parser = httptools.HttpRequestParser(self)
-        self.until = time.monotonic() + self._clients.seconds
+        self.until = self._clients.now + self._clients.seconds
 
     def data_received(self, data: bytes) -> None:
         if self._deaf or self._over:
             return
-        self._read += len(data)
+        self._chunk = size = len(data)
+        self._read += size
         if self._served is not None:
-            self._ahead += len(data)
+            self._ahead += size
             if self._ahead > MAX_HEAD and not self._held:
                 self._held = True
                 self._transport.pause_reading()
@@ -99,7 +103,7 @@ class Client(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._full = True
-        self.until = time.monotonic() + STALL_SECONDS
+        self.until = self._clients.now + STALL_SECONDS
         if self._source is not None:
             self._source.pause()
 
@@ -113,32 +117,35 @@ class Client(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        self._request = Request()
+        self._url = b""
+        self._pairs = []
+        self._begun = True
         self._read = self._size = 0
         if self._served is None:
-            self.until = time.monotonic() + self._clients.seconds
+            self.until = self._clients.now + self._clients.seconds
 
     def on_url(self, data: bytes) -> None:
-        if (request := self._request) is None:
-            return
-        request.target += data.decode("latin-1")
-        if len(request.target) > MAX_LINE:
-            self._refuse(InvalidRequest(f"the target is longer than {MAX_LINE} bytes"))
+        self._url += data
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # One that comes when the path is known is a trailer, which nobody reads.
-        if (request := self._request) is not None and not request.path and (why := add(request, name, value)):
-            self._refuse(InvalidRequest(why))
+        if self._request is None:  # else it is a trailer, which nobody reads
+            self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if (request := self._request) is None:
+        if self._deaf:
             return
-        request.method = self._parser.get_method().decode()
-        request.keep = self._parser.should_keep_alive()
-        if why := fault(request, self._parser.get_http_version()):
-            self._refuse(InvalidRequest(why))
-            return
+        parser = self._parser
         try:
+            # A head that came in a few bytes is no larger than that.
+            if self._chunk + self._read > MAX_LINE and (why := too_large(self._url, self._pairs)):
+                raise InvalidRequest(why)
+            self._request = request = read(
+                parser.get_method().decode(),
+                self._url.decode("latin-1"),
+                self._pairs,
+                parser.get_http_version(),
+                parser.should_keep_alive(),
+            )
             self._limit = self._api.limit(request)
             if request.length > self._limit:
                 raise _too_large(self._limit)
@@ -146,8 +153,8 @@ class Client(asyncio.Protocol):
             self._refuse(error)
             return
         if self._served is None:
-            self._wait()
-            if request.expects:
+            self.until = self._clients.now + UPLOAD_SECONDS
+            if b"expect" in request.given and request.expects:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, data: bytes) -> None:
@@ -167,6 +174,7 @@ class Client(asyncio.Protocol):
         if parts:
             request.body = parts[0] if len(parts) == 1 else b"".join(parts)
             self._parts = []
+        self._begun = False
         self._read = self._size = 0
         self._deaf = not request.keep
         if self._served is None and not self._waiting:
@@ -183,23 +191,22 @@ class Client(asyncio.Protocol):
         """The other end's address."""
         return self._transport.get_extra_info("peername")
 
-    def answer(self, status: int, headers: Pairs, body: bytes) -> None:
-        """All of it."""
+    def answer(self, status: int, headers: bytes, body: bytes) -> None:
+        """All of it; `headers` are lines."""
         served = self._served
         self._began = True
-        bodiless = status in BODILESS
-        start = head(status, headers, "" if bodiless else f"Content-Length: {len(body)}\r\n", last=self._ends)
-        if bodiless or (served is not None and served.method == "HEAD"):
-            self._transport.write(start)
-        else:
-            self._transport.write(start + body)
+        if status in BODILESS:
+            self._transport.write(head(status, headers, b"", last=self._ends))
+            return
+        start = head(status, headers, b"Content-Length: %d\r\n" % len(body), last=self._ends)
+        self._transport.write(start if served is not None and served.method == "HEAD" else start + body)
 
-    def begin(self, status: int, headers: Pairs, source: Source) -> None:
+    def begin(self, status: int, headers: bytes, source: Source) -> None:
         """What follows with `more` until `finish`. `source` is paused while the client does not read as fast."""
         self._began = True
         self._chunked = self._served is not None and self._served.modern
         self._last = self._last or not self._chunked  # then it ends with the connection
-        self._head = head(status, headers, "Transfer-Encoding: chunked\r\n" if self._chunked else "", last=self._ends)
+        self._head = head(status, headers, b"Transfer-Encoding: chunked\r\n" if self._chunked else b"", last=self._ends)
         self._source = source
         if self._full:
             source.pause()
@@ -259,7 +266,7 @@ class Client(asyncio.Protocol):
 
     def late(self) -> None:
         """`until` has passed."""
-        if self._served is None and self._request is not None and self._request.path and not self._full:
+        if self._served is None and self._request is not None and not self._full:
             self._refuse(InvalidRequest(f"the request body did not arrive within {UPLOAD_SECONDS:g} s"))
         else:
             self.abort()
@@ -354,7 +361,7 @@ class Client(asyncio.Protocol):
             self._over = True
             self._transport.close()
             return
-        self.until = time.monotonic() + LINGER_SECONDS
+        self.until = self._clients.now + LINGER_SECONDS
         if self._held:
             self._held = False
             self._transport.resume_reading()
@@ -365,13 +372,13 @@ class Client(asyncio.Protocol):
         """Sets the clock for what is waited for now."""
         if self._full:
             return
-        request = self._request
+        clients = self._clients
         if self._served is not None:
             self.until = _NEVER
-        elif request is None:
-            self.until = time.monotonic() + KEEP_SECONDS
+        elif not self._begun:
+            self.until = clients.now + KEEP_SECONDS
         else:
-            self.until = time.monotonic() + (UPLOAD_SECONDS if request.path else self._clients.seconds)
+            self.until = clients.now + (clients.seconds if self._request is None else UPLOAD_SECONDS)
 
 
 def _too_large(limit: int) -> RequestTooLarge:

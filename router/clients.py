@@ -33,8 +33,8 @@ class Api(Protocol):
     def start(self, request: Request, client: Client) -> None:
         """Begins to answer through the client: at once, or by what it then says `runs` for it."""
 
-    def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, list[tuple[str, str]], bytes]:
-        """Status, headers and body for what is not served at all; None if it could not be read."""
+    def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, bytes, bytes]:
+        """Status, header lines and body for what is not served at all; None if it could not be read."""
 
 
 class Clients:
@@ -44,6 +44,8 @@ class Clients:
         self.api = api
         self.seconds = seconds
         self.closing = False
+        self.now = time.monotonic()
+        """As it was at the last look: good enough for all that takes seconds."""
         self._most = most
         self._open: set[Client] = set()
         self._loop = asyncio.get_running_loop()
@@ -81,7 +83,7 @@ class Clients:
 
     def _look(self) -> None:
         """One clock for all, so that no connection and no request has a timer of its own."""
-        now = time.monotonic()
+        self.now = now = time.monotonic()
         for client in [client for client in self._open if client.until < now]:
             client.late()
         self._timer = self._loop.call_later(self._every, self._look)

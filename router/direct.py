@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.router.exchange import Exchange
 from deeplink.router.flow import Begun
+from deeplink.router.headers import lines
 
 if TYPE_CHECKING:
     from deeplink.router.api import Api
@@ -47,7 +48,7 @@ class Direct:
         first = time.monotonic() - self._since
         api.metrics.first_byte(exchange, first)
         assert isinstance(answer.body, bytes)
-        client.answer(answer.status, answer.headers + exchange.marks(), answer.body)
+        client.answer(answer.status, lines(answer.headers + exchange.marks()), answer.body)
         api.note(exchange, str(answer.status), None, self._since, first)
         client.done()
 

@@ -23,7 +23,8 @@ class Exchange:
 
     `phase` is done only when the whole answer has come from the engine: until then something may be left to
     cancel. `error` is set where the answer had begun and could not be completed. `target` is the path with
-    the client's query, as the engines get it; `pairs` are the client's headers that they get. `asked` are the engines
+    the client's query, as the engines get it; `pairs` are the client's headers that they get, `typed`
+    whether one of them says what the body is. `asked` are the engines
     that have been sent their part of the handoff, `tries` how many more times something may be tried again, `tried` how
     many times it was. `cached` is what the prefill engine said of the prompt tokens it had cached. `ends` are the
     handoffs that were begun for it: who prefilled, who was last to decode, and whether it was finished. `trace` is set
@@ -35,6 +36,7 @@ class Exchange:
     pairs: list[tuple[bytes, bytes]]
     body: Body
     method: str = "POST"
+    typed: bool = True
     # Most requests never set these: until then they are the class's.
     phase: Phase = field(default="arrived", init=False)
     handoff: str = field(default="", init=False)
@@ -51,15 +53,6 @@ class Exchange:
     @property
     def headers(self) -> Headers:
         return texts(self.pairs)
-
-    def lines(self) -> bytes:
-        """The headers as they are sent."""
-        return b"".join([b"%b: %b\r\n" % pair for pair in self.pairs])
-
-    @property
-    def typed(self) -> bool:
-        """Whether the client says what its body is."""
-        return any(len(name) == 12 and name.lower() == b"content-type" for name, _ in self.pairs)
 
     def handed(self) -> None:
         """A handoff has come to its end, whatever that is."""
@@ -96,13 +89,12 @@ class Exchange:
 
     def marks(self) -> Headers:
         """The x-deeplink-* headers of the answer."""
-        marks = {
-            "path": self.kind if self.decode else "",
-            "handoff": self.handoff,
-            "prefill": self.prefill,
-            "decode": self.decode,
-        }
-        return [(PREFIX + name, value) for name, value in marks.items() if value]
+        if not self.decode:
+            return []
+        marks = [(PREFIX + "path", self.kind)]
+        if self.handoff:
+            marks += [(PREFIX + "handoff", self.handoff), (PREFIX + "prefill", self.prefill)]
+        return [*marks, (PREFIX + "decode", self.decode)]
 
 
 class Source(Protocol):

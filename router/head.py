@@ -6,8 +6,12 @@ belong. Here are the rest, and the limits that it does not have.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import quote, unquote
+
+from deeplink.errors import InvalidRequest
+from deeplink.router.exchange import GENERATING
+from deeplink.router.names import Names
 
 MAX_HEAD = 64 << 10
 """Bytes of a request's head, and of what frames its chunks beyond what that takes."""
@@ -16,22 +20,29 @@ MAX_LINE = 8190
 MAX_HEADERS = 256
 
 _CHUNKED = b"chunked"
+_PLAIN = frozenset(GENERATING)
+"""Targets that need no reading."""
+_ONCE, _MORE = 1, 2
+_READ = Names(
+    dict.fromkeys(("authorization", "content-encoding", "content-length", "content-type", "host"), _ONCE)
+    | dict.fromkeys(("expect", "transfer-encoding", "upgrade"), _MORE)
+)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request as it arrived. `target` is as it was sent, `path` decoded and without the query; `pairs` are the
-    headers in their order, names as they were sent; `given` are those about the request itself, in lower case."""
+    """One request as it arrived. `target` is as it was sent, `path` decoded and without the query; `pairs` are all
+    headers, names as they were sent; `given` those about the request itself, by their names in lower case. `modern`:
+    its answer may come in chunks; `keep`: others may follow on its connection."""
 
-    method: str = ""
-    target: str = ""
-    path: str = ""
-    pairs: list[tuple[bytes, bytes]] = field(default_factory=list)
-    given: dict[bytes, bytes] = field(default_factory=dict)
+    method: str
+    target: str
+    path: str
+    pairs: list[tuple[bytes, bytes]]
+    given: dict[bytes, bytes]
+    modern: bool
+    keep: bool
     body: bytes = b""
-    size: int = 0
-    modern: bool = True
-    keep: bool = True
 
     @property
     def length(self) -> int:
@@ -46,60 +57,42 @@ class Request:
         return waits and self.modern and (self.length > 0 or b"transfer-encoding" in given)
 
 
-READ = frozenset(
-    (
-        b"authorization",
-        b"connection",
-        b"content-encoding",
-        b"content-length",
-        b"content-type",
-        b"expect",
-        b"host",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
-"""The headers that are kept in `Request.given`."""
-_ONCE = frozenset((b"authorization", b"content-encoding", b"content-length", b"content-type", b"host"))
-
-
-def add(request: Request, name: bytes, value: bytes) -> str:
-    """One more header. What is wrong with it, "" if nothing."""
-    size = len(name) + len(value)
-    request.size += size + 4
-    pairs = request.pairs
-    pairs.append((name, value))
-    if size > MAX_LINE or request.size > MAX_HEAD or len(pairs) > MAX_HEADERS:
-        return f"its head is larger than {MAX_HEAD} bytes, {MAX_HEADERS} headers or {MAX_LINE} bytes in one of them"
-    lower = name.lower()
-    if lower in READ:
-        given = request.given
-        if lower in given:
-            if lower in _ONCE:
-                return f"two headers {lower.decode()}"
-            value = given[lower] + b"," + value
-        given[lower] = value
-    return ""
-
-
-def fault(request: Request, version: str) -> str:
-    """Why a head that could be parsed is refused; "" if it is not. Sets the path."""
-    given = request.given
-    if version != "1.1" and version != "1.0":
-        return "the version of HTTP is neither 1.1 nor 1.0"
-    request.modern = version == "1.1"
-    request.keep = request.keep and request.modern
-    if b"transfer-encoding" in given and (not request.modern or given[b"transfer-encoding"].lower() != _CHUNKED):
-        return "the only transfer coding is chunked, of HTTP/1.1"
-    if request.modern and b"host" not in given:
-        return "there is no host"
-    if b"upgrade" in given or request.method == "CONNECT":
-        return "no other protocol is spoken here"
-    path = decoded(request.target)
+def read(method: str, target: str, pairs: list[tuple[bytes, bytes]], version: str, keep: bool) -> Request:
+    """Raises InvalidRequest for what is refused although it could be parsed."""
+    given: dict[bytes, bytes] = {}
+    for name, value in pairs:
+        if meaning := _READ[name]:
+            lower = name.lower()
+            if lower in given:
+                if meaning == _ONCE:
+                    raise InvalidRequest(f"there are two headers {lower.decode()}")
+                value = given[lower] + b"," + value
+            given[lower] = value
+    modern = version == "1.1"
+    if not modern and version != "1.0":
+        raise InvalidRequest("the version of HTTP is neither 1.1 nor 1.0")
+    if b"transfer-encoding" in given and (not modern or given[b"transfer-encoding"].lower() != _CHUNKED):
+        raise InvalidRequest("the only transfer coding is chunked, of HTTP/1.1")
+    if modern and b"host" not in given:
+        raise InvalidRequest("there is no host")
+    if b"upgrade" in given or method == "CONNECT":
+        raise InvalidRequest("no other protocol is spoken here")
+    path = target if target in _PLAIN else decoded(target)
     if path is None:
-        return "the target is not a path"
-    request.path = path
-    return ""
+        raise InvalidRequest("the target is not a path")
+    return Request(method, target, path, pairs, given, modern, keep and modern)
+
+
+def too_large(target: bytes, pairs: list[tuple[bytes, bytes]]) -> str:
+    """What is too large in a head; "" if nothing is."""
+    if len(target) > MAX_LINE:
+        return f"the target is longer than {MAX_LINE} bytes"
+    sizes = [len(name) + len(value) for name, value in pairs]
+    if len(sizes) > MAX_HEADERS:
+        return f"there are more than {MAX_HEADERS} headers"
+    if max(sizes, default=0) > MAX_LINE:
+        return f"a header is longer than {MAX_LINE} bytes"
+    return f"the head is longer than {MAX_HEAD} bytes" if sum(sizes) > MAX_HEAD else ""
 
 
 def decoded(target: str) -> str | None:
@@ -117,5 +110,7 @@ def decoded(target: str) -> str | None:
 
 def canonical(request: Request) -> str:
     """The target with its path written in the one way in which an engine cannot read it as another."""
+    if request.target == request.path:
+        return request.path
     raw, mark, query = request.target.partition("?")
     return (raw if raw == request.path else quote(request.path, safe="/:@!$&'()*+,;=~-._")) + mark + query

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, AnyStr
+from collections.abc import Iterable
+from typing import AnyStr
+
+from deeplink.router.names import Names
 
 Headers = list[tuple[str, str]]
 
@@ -35,42 +37,51 @@ _BACK = {
 }
 
 
-class _Verdicts(dict[Any, bool]):
-    """Whether a header of this name passes, as text or as bytes. Remembered for as many names as clients really use."""
-
-    def __init__(self, decide: Callable[[str], bool]) -> None:
-        super().__init__()
-        self._decide = decide
-
-    def __missing__(self, name: str | bytes) -> bool:
-        verdict = self._decide((name if isinstance(name, str) else name.decode("latin-1")).lower())
-        if len(self) < _NAMES and len(name) < _LENGTH:
-            self[name] = verdict
-        return verdict
+_PASSES, _KEY, _NAMES_OTHERS = 1, 2, 3
 
 
-_NAMES, _LENGTH = 1024, 64
-_forwards = _Verdicts(lambda name: name not in _HOP | _OURS and not name.startswith((PREFIX, _OURS_TOO)))
-_returns = _Verdicts(_BACK.__contains__)
+def _forwarded(name: str) -> int:
+    if name == "connection":
+        return _NAMES_OTHERS
+    if name in _HOP or name in _OURS or name.startswith((PREFIX, _OURS_TOO)):
+        return 0
+    return _KEY if name == "authorization" else _PASSES
+
+
+_forwards = Names(_forwarded)
+_returns = Names(dict.fromkeys(_BACK, 1))
 
 
 def to_engine(headers: Iterable[tuple[AnyStr, AnyStr]], *, key: bool = True) -> list[tuple[AnyStr, AnyStr]]:
     """All of a client's headers but those of its connection, those the router sets, and ours. Its key only with `key`:
     one that opens the router is nobody else's."""
-    kept, drop = [], set() if key else {"authorization"}
+    kept = []
+    named: set[str] = set()
     for pair in headers:
-        if _forwards[pair[0]]:
+        meaning = _forwards[pair[0]]
+        if meaning == _PASSES or (key and meaning == _KEY):
             kept.append(pair)
-        elif len(pair[0]) == 10 and _text(pair[0]) == "connection":
-            drop |= {word.strip() for word in _text(pair[1]).split(",")}
-    if drop - _TOKENS:
-        return [pair for pair in kept if _text(pair[0]) not in drop]
-    return kept
+        elif meaning == _NAMES_OTHERS:
+            named |= {word.strip() for word in _text(pair[1]).split(",")} - _TOKENS
+    return [pair for pair in kept if _text(pair[0]) not in named] if named else kept
 
 
 def to_client(headers: Iterable[tuple[AnyStr, AnyStr]]) -> list[tuple[AnyStr, AnyStr]]:
     """Of an engine's answer, what the client has a use for."""
     return [pair for pair in headers if _returns[pair[0]]]
+
+
+def lines(headers: Headers) -> bytes:
+    """As they are sent. Raises ValueError for one that would end its line itself."""
+    whole = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    if whole.count("\n") != len(headers) or whole.count("\r") != len(headers):
+        raise ValueError("a line end within a header")
+    return whole.encode("utf-8", "surrogateescape")
+
+
+def raw_lines(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Those that came as bytes, for which the parser has seen to that."""
+    return b"".join([b"%b: %b\r\n" % pair for pair in pairs])
 
 
 def texts(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -12,10 +12,14 @@ from typing import Protocol
 import httptools
 
 from deeplink.router.head import MAX_HEAD
+from deeplink.router.names import Names
 
 PIECE = 256 << 10
 """Bytes of a body that are given to the connection at a time."""
 _BODILESS = (204, 304)
+LENGTH, CODING = 1, 2
+FRAMING = Names({"content-length": LENGTH, "transfer-encoding": CODING})
+"""The headers that say how a body ends."""
 
 BEFORE = "the connection was closed before an answer came"
 MIDDLE = "the connection was closed in the middle of the answer"
@@ -45,7 +49,7 @@ class Asker(Protocol):
     def sent(self, line: Line) -> None:
         """The request is on its way there."""
 
-    def began(self, status: int, headers: list[tuple[bytes, bytes]], framed: bool) -> None:
+    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool) -> None:
         """`framed`: HTTP itself tells a complete answer from one cut short."""
 
     def came(self, data: bytes) -> None:
@@ -64,9 +68,9 @@ class Line(asyncio.Protocol):
         self._asker: Asker | None = None
         self._parts: list[bytes] = []
         self._rest: memoryview | None = None
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._pairs: list[tuple[bytes, bytes]] = []
         self._size = 0
-        self._began = self._complete = self._framed = self._over = False
+        self._began = self._complete = self._framed = self._over = self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
@@ -98,11 +102,13 @@ class Line(asyncio.Protocol):
         self._transport.abort()
 
     def pause(self) -> None:
-        if not self._over:
+        if not self._over and not self._paused:
+            self._paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        if not self._over:
+        if not self._over and self._paused:
+            self._paused = False
             self._transport.resume_reading()
 
     # What the connection calls.
@@ -129,6 +135,8 @@ class Line(asyncio.Protocol):
             if why or self._over or self._rest or self._transport.get_write_buffer_size():
                 self.drop()  # it wants no other request, or has answered before it had all of this one
             else:
+                if self._paused:
+                    self.resume()
                 self._owner.free(self)
             asker.ended()
         elif why:
@@ -165,28 +173,26 @@ class Line(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        self._over = self._over or self._complete  # two answers to one request
-        self._headers = []
+        if self._complete:
+            self._over = True  # two answers to one request
+        self._pairs = []
         self._size = 0
-        self._framed = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._size += len(name) + len(value)
-        if self._began or self._size > MAX_HEAD:  # nobody reads trailers
-            return
-        self._headers.append((name, value))
-        if len(name) == 14:
-            self._framed = self._framed or name.lower() == b"content-length"
-        elif len(name) == 17:
-            self._framed = self._framed or (name.lower() == b"transfer-encoding" and b"chunked" in value.lower())
+        if not self._began:  # nobody reads trailers
+            self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._complete or status < 200 or self._asker is None:
             return
         self._began = True
-        self._framed = self._framed or status in _BODILESS
-        self._asker.began(status, self._headers, self._framed)
+        framed, pairs = status in _BODILESS, self._pairs
+        for name, value in pairs:
+            if known := FRAMING[name]:
+                framed = framed or known == LENGTH or b"chunked" in value.lower()
+        self._framed = framed
+        self._asker.began(status, pairs, framed)
 
     def on_body(self, data: bytes) -> None:
         if not self._complete:

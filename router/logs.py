@@ -9,6 +9,8 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TextIO
 
 SOON = 0.1
@@ -40,6 +42,14 @@ class Lines(logging.Handler):
         except (TypeError, ValueError):  # a record whose arguments do not fit, or a stream that was closed
             self.handleError(record)
 
+    def say(self, name: str, line: str) -> None:
+        """One line of level INFO."""
+        self._lines.append(f"{self._time(time.time())} INFO {name}: {line}\n")
+        if not self._soon:
+            self._later()
+        elif len(self._lines) >= MOST:
+            self.flush()
+
     def flush(self) -> None:
         self._soon = False
         self.acquire()
@@ -70,6 +80,17 @@ class Lines(logging.Handler):
             self._second = second
             self._date = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
         return f"{self._date},{int(1000 * (created - second)):03d}"
+
+
+def sayer(log: logging.Logger) -> Callable[[str], None]:
+    """How to log many lines of level INFO: past the library, where all that it would do is to ask `Lines` to write
+    them."""
+    handlers = logging.root.handlers
+    if not log.isEnabledFor(logging.INFO):
+        return lambda line: log.info("%s", line)
+    if len(handlers) == 1 and isinstance(handlers[0], Lines):
+        return partial(handlers[0].say, log.name)
+    return lambda line: log.info("%s", line)
 
 
 def to_stderr() -> None:

@@ -7,16 +7,17 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import lru_cache
 from urllib.parse import urlsplit
 
-from deeplink.router.headers import texts
+from deeplink.router.headers import lines, texts
 from deeplink.router.line import Line
+from deeplink.router.names import Names
 
 CONNECT_SECONDS = 2.0
 # Below the 5 s after which the engines' HTTP server closes an idle connection: of the two ends only the one
 # that would send next can do it without losing a request.
 KEEP_SECONDS = 2.0
+STREAM = "text/event-stream"
 AHEAD = 1 << 18
 """Bytes of an answer that are read before anyone wants them."""
 
@@ -38,6 +39,8 @@ class Reply:
     pairs: Sequence[tuple[bytes, bytes]] = ()
     framed = False
     heard = 0.0
+    media = ""
+    """The type of the body, in lower case and without what follows it."""
     over = False
     """Nothing more comes of it."""
     _line: Line | None = None
@@ -45,7 +48,8 @@ class Reply:
     _to: Callable[[bytes], None] | None = None
     _then: Callable[[], None] | None = None
     _unsent = False
-    _paused = False
+    _held = False
+    _ahead = False
     _size = 0
     _why = ""
 
@@ -55,14 +59,6 @@ class Reply:
     @property
     def headers(self) -> list[tuple[str, str]]:
         return texts(self.pairs)
-
-    @property
-    def media(self) -> str:
-        """The type of the body, in lower case and without what follows it."""
-        for name, value in self.pairs:
-            if len(name) == 12 and name.lower() == b"content-type":
-                return _media(value)
-        return ""
 
     @property
     def whole(self) -> bytes | None:
@@ -97,7 +93,10 @@ class Reply:
             data = self._data[0] if len(self._data) == 1 else b"".join(self._data)
             self._data.clear()
             self._size = 0
-            self.resume()
+            if self._ahead:
+                self._ahead = False
+                if not self._held and self._line is not None:
+                    self._line.resume()
             return data
         if self._why:
             raise Lost(self._why)
@@ -133,15 +132,14 @@ class Reply:
 
     def pause(self) -> None:
         """Whoever it is read for is not as fast."""
-        self._paused = True
+        self._held = True
         if self._line is not None:
             self._line.pause()
 
     def resume(self) -> None:
-        if self._paused:
-            self._paused = False
-            if self._line is not None:
-                self._line.resume()
+        self._held = False
+        if not self._ahead and self._line is not None:
+            self._line.resume()
 
     def close(self, why: str = "") -> None:
         """Idempotent. A reader that is waiting gets Lost with `why`."""
@@ -170,11 +168,13 @@ class Reply:
         self._unsent = True
         self.ended(why)
 
-    def began(self, status: int, headers: list[tuple[bytes, bytes]], framed: bool) -> None:
-        self.status, self.pairs, self.framed = status, headers, framed
+    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool) -> None:
+        self.status, self.pairs, self.framed = status, pairs, framed
         self.heard = time.monotonic()
-        self._wake()
-        if self._then is not None and self.media == "text/event-stream":
+        self.media = _media(pairs)
+        if self._waiter is not None:
+            self._wake()
+        elif self._then is not None and self.media == STREAM:
             self._tell()
 
     def came(self, data: bytes) -> None:
@@ -186,10 +186,13 @@ class Reply:
             return
         self._data.append(data)
         self._size += len(data)
-        if self._size > AHEAD and not self._paused:
-            self.pause()
+        if self._size > AHEAD and not self._ahead:
+            self._ahead = True
+            if self._line is not None:
+                self._line.pause()
             self._tell()
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def ended(self, why: str = "") -> None:
         if self.over:
@@ -197,7 +200,8 @@ class Reply:
         self.over = True
         self._line = None
         self._why = why
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         if self._then is not None:
             self._tell()
 
@@ -339,15 +343,11 @@ class Upstream:
         self._timer = self._loop.call_later(KEEP_SECONDS, self._tidy)
 
 
-@lru_cache(256)
-def _media(value: bytes) -> str:
-    return value.partition(b";")[0].strip().lower().decode("latin-1")
+_MEDIA = Names({"content-type": 1})
 
 
-def lines(headers: Iterable[tuple[str, str]]) -> bytes:
-    """As they are sent. Raises ValueError for one that would end its line itself."""
-    made = [f"{name}: {value}\r\n" for name, value in headers]
-    whole = "".join(made)
-    if whole.count("\n") != len(made) or whole.count("\r") != len(made):
-        raise ValueError("a line end within a header")
-    return whole.encode("utf-8", "surrogateescape")
+def _media(pairs: Iterable[tuple[bytes, bytes]]) -> str:
+    for name, value in pairs:
+        if _MEDIA[name]:
+            return value.partition(b";")[0].strip().lower().decode("latin-1")
+    return ""
