@@ -252,7 +252,7 @@ def _library(path: str) -> bool:
 
 def _not_allowed(request: Request, client: Client, methods: Sequence[str]) -> None:
     message = f"{request.method} {request.path}: Method Not Allowed"
-    allow = [("Allow", ",".join(methods))]
+    allow = [("Allow", ",".join(sorted(methods)))]
     client.answer(405, lines(JSON + allow), openai.error(405, "method_not_allowed", message))
     client.done()
 

@@ -19,7 +19,7 @@ from deeplink.errors import DeeplinkError, InvalidRequest, RequestTooLarge
 from deeplink.router.answers import BODILESS, head
 from deeplink.router.clients import Clients, Running
 from deeplink.router.exchange import Source
-from deeplink.router.head import MAX_HEAD, MAX_LINE, Request, read, too_large
+from deeplink.router.head import MAX_HEAD, MAX_HEADERS, MAX_LINE, Request, read, too_large
 
 UPLOAD_SECONDS = 60.0
 """For a request's body."""
@@ -55,7 +55,8 @@ class Client(asyncio.Protocol):
         self._pairs: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self._size = self._limit = 0  # of the body
-        self._chunk = self._read = 0  # bytes of the last read; of this request before that
+        self._chunk = self._first = 0  # bytes of the last read, and of that with which this request began
+        self._read = 0  # bytes of it since then
         self._ahead = 0  # of later requests than the one that is served
         self._deaf = self._last = self._lingers = self._over = False
         self._full = self._held = self._began = self._chunked = False
@@ -120,6 +121,7 @@ class Client(asyncio.Protocol):
         self._url = b""
         self._pairs = []
         self._begun = True
+        self._first = self._chunk
         self._read = self._size = 0
         if self._served is None:
             self.until = self._clients.now + self._clients.seconds
@@ -137,7 +139,8 @@ class Client(asyncio.Protocol):
         parser = self._parser
         try:
             # A head that came in a few bytes is no larger than that.
-            if self._chunk + self._read > MAX_LINE and (why := too_large(self._url, self._pairs)):
+            large = self._first + self._read > MAX_LINE or len(self._pairs) > MAX_HEADERS
+            if large and (why := too_large(self._url, self._pairs)):
                 raise InvalidRequest(why)
             self._request = request = read(
                 parser.get_method().decode(),
@@ -277,9 +280,8 @@ class Client(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
+        """What runs is cancelled once the connection is lost."""
         self._over = True
-        if self._running is not None:
-            self._cancel(self._running)
         self._transport.abort()
 
     # Turns.
