@@ -124,8 +124,10 @@ class Admission:
         )
 
     def succeeded(self, engine: Engine) -> None:
-        self._breaker(engine.name).succeeded()
-        self._failing.discard(engine.name)
+        breaker = self._breaker(engine.name)
+        if breaker.failures:
+            breaker.succeeded()
+            self._failing.discard(engine.name)
 
     def failed(self, engine: Engine) -> None:
         """A request failed, and it was this engine's doing."""

@@ -73,7 +73,7 @@ class Api:
 
     def limit(self, request: Request) -> int:
         """Raises Unauthorized without one of the clients' keys; the library looks after its own."""
-        if _library(request.path):
+        if request.path not in GENERATING and _library(request.path):
             return admin.MAX_BODY
         if self._keys is not None:
             given = request.given.get(b"authorization", b"")
@@ -84,13 +84,13 @@ class Api:
     def start(self, request: Request, client: Client) -> None:
         path, method = request.path, request.method
         try:
-            if self.server is not None and _library(path):
-                client.task(inner.serve(self.server, request, client))
-            elif path in GENERATING:
+            if path in GENERATING:
                 if method == "POST":
                     self._ask(request, client, bodies.parse(self._body(request)))
                 else:
                     _not_allowed(request, client, ["POST"])
+            elif self.server is not None and _library(path):
+                client.task(inner.serve(self.server, request, client))
             elif path == MODELS and method in ("GET", "HEAD"):
                 client.task(self._models(request, client))
             elif not passes(path, self._section.paths):

@@ -95,7 +95,7 @@ def tokens(body: Body) -> int:
     size = 0
     for part in _texts(body):
         size += len(part) if part.isascii() else len(part.encode(errors="replace"))
-    return max(1, size // 4)
+    return size // 4 or 1
 
 
 def output(body: Body) -> int:
@@ -192,6 +192,9 @@ def _texts(body: Body) -> list[str]:
     return found
 
 
+_TEXTS = ("role", "text", "content")
+
+
 def _strings(value: object, into: list[str], depth: int = 0) -> None:
     """The texts in a prompt, message, or list of either; pictures and sound are not text."""
     if isinstance(value, str):
@@ -200,12 +203,13 @@ def _strings(value: object, into: list[str], depth: int = 0) -> None:
         for item in value:
             _strings(item, into, depth + 1)
     elif isinstance(value, dict) and depth < 4:
-        for name in ("role", "text", "content"):
-            inner = value.get(name)
-            if isinstance(inner, str):
-                into.append(inner)
-            elif inner is not None:
-                _strings(inner, into, depth + 1)
+        for name in _TEXTS:
+            if name in value:
+                inner = value[name]
+                if isinstance(inner, str):
+                    into.append(inner)
+                else:
+                    _strings(inner, into, depth + 1)
 
 
 def _dump(fields: dict[str, Any]) -> bytes:

@@ -124,8 +124,7 @@ class Calls:
     def begin(self, engine: Engine, exchange: Exchange) -> Reply:
         """Sends the client's own request, and waits for nothing. Pass the reply to `opened`, or to `done` once it is
         over."""
-        rank = rank_header(engine)
-        head = _lines(exchange.headers, rank) if rank else raw_lines(exchange.pairs)
+        head = raw_lines(exchange.pairs) if engine.rank is None else _lines(exchange.headers, rank_header(engine))
         return self._send(engine, exchange, exchange.body.raw, head)
 
     async def opened(self, reply: Reply) -> Opened:

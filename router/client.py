@@ -294,7 +294,8 @@ class Client(asyncio.Protocol):
     def _start(self, request: Request) -> None:
         self._served = request
         self._began = False
-        self._wait()
+        if not self._full:
+            self.until = _NEVER
         try:
             self._api.start(request, self)
         except Exception as exc:  # noqa: BLE001

@@ -10,6 +10,7 @@ from deeplink.errors import DeeplinkError
 from deeplink.router.body import Body
 from deeplink.router.engine import Engine
 from deeplink.router.headers import PREFIX, Headers, texts
+from deeplink.router.names import Names
 from deeplink.router.tracing import Trace
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
@@ -76,16 +77,13 @@ class Exchange:
         """Whether the answer is made token after token from a prompt, so that it can be handed over."""
         return self.path in GENERATING
 
-    def session(self, header: str) -> str:
+    def session(self, header: Names) -> str:
         """What the client names its session by; "" if by nothing."""
-        wanted = header.lower().encode()
-        named = b""
         for name, value in self.pairs:
-            if len(name) == len(wanted) and name.lower() == wanted:
-                named = value
-                break
+            if header[name] and value:
+                return value.decode("utf-8", "surrogateescape")
         user = self.body.fields.get("user")
-        return named.decode("utf-8", "surrogateescape") or (user if isinstance(user, str) else "")
+        return user if isinstance(user, str) else ""
 
     def marks(self) -> Headers:
         """The x-deeplink-* headers of the answer."""
@@ -108,7 +106,8 @@ class Source(Protocol):
 class Stream(Protocol):
     """The body of an answer that comes bit by bit; `source` is what it is read from."""
 
-    source: Source
+    @property
+    def source(self) -> Source: ...
 
     async def pour(self, to: Callable[[bytes], None]) -> None:
         """Gives `to` all of it. Never raises for what the engine did: then the last is an event that says so."""

@@ -35,6 +35,7 @@ from deeplink.router.fleet import Fleet
 from deeplink.router.kind_deeplink import DeeplinkHanding
 from deeplink.router.kinds import Handing, Part, Tools
 from deeplink.router.load import Hold
+from deeplink.router.names import Names
 from deeplink.router.prompts import Chains, Prompts
 from deeplink.router.stages import Handed, Stages
 from deeplink.router.upstream import Reply, Upstream
@@ -77,6 +78,7 @@ class Flow:
         self._prompts = Prompts(control)
         self._secret = secret
         self._section = section
+        self._session = Names({section.session_header.lower(): 1})
 
     def begin(self, exchange: Exchange) -> Begun | None:
         """Makes the first call of a request that surely needs no other; None where that is not known at once.
@@ -93,13 +95,13 @@ class Flow:
         hold = self._admission.take(engine, need, prefill=True, decode=True)
         return Begun(need, engine, hold, self._stages.begin(exchange, engine))
 
-    def ended(self, exchange: Exchange, begun: Begun) -> Answer | None:
-        """The answer to that call, if there is nothing more to do for it."""
-        answer = self._stages.well(begun.reply, begun.engine)
-        if answer is not None:
+    def ended(self, exchange: Exchange, begun: Begun) -> bytes | None:
+        """The body of the answer to that call, if there is nothing more to do for it; its head is the reply's."""
+        data = self._stages.well(begun.reply, begun.engine)
+        if data is not None:
             exchange.phase = "done"
             begun.hold.end(well=True)
-        return answer
+        return data
 
     async def serve(self, exchange: Exchange, deliver: Deliver, begun: Begun | None = None) -> None:
         """Delivers the answer. Raises DeeplinkError only if it has delivered nothing."""
@@ -172,25 +174,22 @@ class Flow:
         return chains
 
     def _need(self, exchange: Exchange, chains: Chains | None) -> Need:
-        body = exchange.body
+        body, generates = exchange.body, exchange.generates
         tokens = bodies.tokens(body)
         return Need(
-            exchange.generates and tokens >= self._section.min_prefill,
+            generates and tokens >= self._section.min_prefill,
             tokens,
-            bodies.output(body) if exchange.generates else 0,
-            exchange.session(self._section.session_header),
+            bodies.output(body) if generates else 0,
+            exchange.session(self._session),
             prefix.hashes(bodies.text(body)) if self._admission.reads_prompts else (),
             chains,
-            self._barred(exchange),
-            exchange.generates,
+            self._barred(exchange) if self._fleet.table.kinds else _NONE,
+            generates,
         )
 
     def _barred(self, exchange: Exchange) -> Mapping[str, str]:
         """The kinds of engines that could not hand this request over, and by which of its fields."""
-        kinds = self._fleet.table.kinds
-        if not kinds:
-            return _NONE
-        body, chat = exchange.body, exchange.chat
+        kinds, body, chat = self._fleet.table.kinds, exchange.body, exchange.chat
         if not exchange.generates:
             return dict.fromkeys(kinds, "path")
         found = {kind: self._fleet.kinds.get(kind).obstacle(body, chat=chat) for kind in kinds if kind != DEEPLINK}

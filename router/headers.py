@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import AnyStr
 
 from deeplink.router.names import Names
@@ -71,7 +71,7 @@ def to_client(headers: Iterable[tuple[AnyStr, AnyStr]]) -> list[tuple[AnyStr, An
     return [pair for pair in headers if _returns[pair[0]]]
 
 
-def lines(headers: Headers) -> bytes:
+def lines(headers: Collection[tuple[str, str]]) -> bytes:
     """As they are sent. Raises ValueError for one that would end its line itself."""
     whole = "".join([f"{name}: {value}\r\n" for name, value in headers])
     if whole.count("\n") != len(headers) or whole.count("\r") != len(headers):

@@ -96,5 +96,5 @@ def sayer(log: logging.Logger) -> Callable[[str], None]:
 def to_stderr() -> None:
     """All that is logged from now on, in this process. Who called what is not looked up: no line says it."""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # type: ignore[attr-defined]  # as the library's page on optimisation says
+    logging._srcfile = None  # as the library's page on optimisation says
     logging.basicConfig(level=logging.INFO, handlers=[Lines()])

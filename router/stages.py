@@ -21,7 +21,7 @@ from deeplink.router.headers import texts, to_client
 from deeplink.router.kinds import Handing, Part
 from deeplink.router.load import Hold
 from deeplink.router.retry import UNAVAILABLE, UNSERVED, TurnedAway
-from deeplink.router.upstream import Lost, NotSent, Reply, Upstream
+from deeplink.router.upstream import STREAM, Lost, NotSent, Reply, Upstream
 
 MAX_QUOTE = 300
 
@@ -80,16 +80,16 @@ class Stages:
         """Asks an engine for all of a request, and waits for nothing."""
         return self._calls.begin(engine, exchange)
 
-    def well(self, reply: Reply, engine: Engine) -> Answer | None:
-        """The whole answer, if it is here and is one that nothing need be said about; else it is for `decode`."""
-        if reply.status != 200 or not reply.framed or reply.media == "text/event-stream":
+    def well(self, reply: Reply, engine: Engine) -> bytes | None:
+        """The body of the whole answer, if that is one about which nothing need be said; else it is for `decode`."""
+        if reply.status != 200 or not reply.framed or reply.media == STREAM:
             return None
         data = reply.whole
         if not data or data.isspace() or len(data) > MAX_ANSWER:
             return None
         self._calls.done(reply)
         self._admission.succeeded(engine)
-        return Answer(200, texts(to_client(reply.pairs)), data)
+        return data
 
     async def decode(
         self,
