@@ -38,9 +38,9 @@ _decode = msgspec.json.Decoder().decode
 _SMUGGLER = "vllm_xargs"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Body:
-    """One request as the client sent it. `fields` is read-only and holds none of `OURS`; `raw` is
+    """One request as the client sent it; not to be changed. `fields` is read-only and holds none of `OURS`; `raw` is
     the client's bytes, or those of `fields` where something had to be removed."""
 
     raw: bytes
@@ -63,14 +63,11 @@ def parse(raw: bytes) -> Body:
         raise InvalidRequest(f"the request body is not JSON{place}") from exc
     if not isinstance(fields, dict):
         raise InvalidRequest("the request body is not a JSON object")
+    if OURS.isdisjoint(fields) and _SMUGGLER not in fields:
+        return Body(raw, fields)
     extra = fields.get(_SMUGGLER)
     holders = [fields, extra] if isinstance(extra, dict) else [fields]
-    found = False
-    for holder in holders:
-        if not OURS.isdisjoint(holder):
-            found = True
-            for name in OURS & holder.keys():
-                del holder[name]
+    found = [holder.pop(name) for holder in holders for name in OURS & holder.keys()]
     return Body(_dump(fields) if found else raw, fields)
 
 
@@ -186,12 +183,13 @@ def _texts(body: Body) -> list[str]:
     found: list[str] = []
     if tools := fields.get("tools"):
         found.append(_dump({"tools": tools}).decode())
-    for name in ("prompt", "input", "messages", "documents"):
+    for name in _PROMPTS:
         if name in fields:
             _strings(fields[name], found)
     return found
 
 
+_PROMPTS = ("prompt", "input", "messages", "documents")
 _TEXTS = ("role", "text", "content")
 
 
