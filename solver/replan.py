@@ -26,6 +26,7 @@ from deeplink.solver.place import routes
 from deeplink.solver.placement import Placement, Range, Route
 from deeplink.solver.problem import Problem
 from deeplink.solver.program import Model
+from deeplink.solver.running import Kind, kinds, of_kind, renamed, taken_over
 from deeplink.solver.solve import shared_out
 
 _SOME = 1e-9
@@ -83,12 +84,16 @@ def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
     counts = {names[name]: count for name, count in running.items() if name not in gone}
     if not seen.lost and highs.solve(program.build(problem, counts=counts).program, {}).values:
         return Replan("weights", why, running, 0, routes(formulation, shared_out(problem, counts)))
+    of = kinds(formulation)
+    if not seen.lost and (shares := _as_others(formulation, of, counts)):
+        return Replan("weights", why, running, 0, shares)
     steps: tuple[Change, ...] = ("roles", "batch", "engines", "placement")
     for step in steps:
-        found = _least(formulation, counts, step)
+        found = _least(formulation, of, counts, step)
         if found is not None:
             engines = {problem.candidates[k].name: count for k, count in sorted(found.items())}
-            moved = sum(max(0, count - counts.get(k, 0)) for k, count in found.items())
+            now_running = of_kind(of, counts)
+            moved = sum(max(0, n - now_running.get(kind, 0)) for kind, n in of_kind(of, found).items())
             return Replan(step, why, engines, moved, routes(formulation, shared_out(problem, found)))
     return Replan("impossible", why, running, 0, placement.routes)
 
@@ -148,27 +153,56 @@ def _now(fleet: Fleet, seen: Observed) -> Fleet:
     )
 
 
-def _least(formulation: Formulation, counts: Mapping[int, int], step: Change) -> dict[int, int] | None:
-    """The engines that have to be started least, then the cheapest, if the step is enough."""
+def _as_others(formulation: Formulation, of: list[Kind], counts: Mapping[int, int]) -> tuple[Route, ...]:
+    """The shares with which the running engines are enough where some of them stand for others of their kind, with as
+    few of these as can be; nothing where they are not."""
+    problem = formulation.problem
+    model = program.build(problem)
+    running = of_kind(of, counts)
+    for kind in dict.fromkeys(of):
+        mine = model.count({k: 1.0 for k, one in enumerate(of) if one == kind})
+        model.program.row(mine, float(running.get(kind, 0)), float(running.get(kind, 0)))
+    objective = {}
+    for k, columns in enumerate(model.engines):
+        others = model.program.column()
+        model.program.row({**dict.fromkeys(columns, 1.0), others: -1.0}, -highs.INFINITY, float(counts.get(k, 0)))
+        objective[others] = 1.0
+    answer = highs.solve(model.program, objective, effort=formulation.fleet.effort)
+    if not answer.values:
+        return ()
+    wanted = _rounded(model, answer.values)
+    taken = taken_over(of, counts, wanted)
+    if taken is None:
+        return ()
+    name = [candidate.name for candidate in problem.candidates]
+    names = {name[k]: {name[other]: number for other, number in mine.items()} for k, mine in taken.items()}
+    return renamed(routes(formulation, shared_out(problem, wanted)), names)
+
+
+def _rounded(model: Model, values: tuple[float, ...]) -> dict[int, int]:
+    found = {k: sum(round(values[column]) for column in columns) for k, columns in enumerate(model.engines)}
+    return {k: count for k, count in found.items() if count}
+
+
+def _least(formulation: Formulation, of: list[Kind], counts: Mapping[int, int], step: Change) -> dict[int, int] | None:
+    """The engines of which the fewest have to be started, then the cheapest, if the step is enough."""
     problem = formulation.problem
     model = program.build(problem)
     if step != "placement":
         _keep(model, problem, counts, exactly=step != "engines")
     if step == "roles":
-        _keep_limits(model, formulation, counts)
+        _keep_limits(model, of, counts)
     objective: dict[int, float] = {}
-    for k, columns in enumerate(model.engines):
+    running = of_kind(of, counts)
+    for kind in dict.fromkeys(of):
         started = model.program.column()
-        terms = {**dict.fromkeys(columns, 1.0), started: -1.0}
-        model.program.row(terms, -highs.INFINITY, float(counts.get(k, 0)))
+        mine = model.count({k: 1.0 for k, one in enumerate(of) if one == kind})
+        model.program.row({**mine, started: -1.0}, -highs.INFINITY, float(running.get(kind, 0)))
         objective[started] = 1.0
     price = sum(problem.pools[c.pool].price * problem.pools[c.pool].count for c in problem.candidates) + 1.0
     objective |= {column: value / price for column, value in model.cost.items()}
     answer = highs.solve(model.program, objective, effort=formulation.fleet.effort)
-    if not answer.values:
-        return None
-    found = {k: sum(round(answer.values[column]) for column in columns) for k, columns in enumerate(model.engines)}
-    return {k: count for k, count in found.items() if count}
+    return _rounded(model, answer.values) if answer.values else None
 
 
 def _keep(model: Model, problem: Problem, counts: Mapping[int, int], *, exactly: bool) -> None:
@@ -184,20 +218,11 @@ def _keep(model: Model, problem: Problem, counts: Mapping[int, int], *, exactly:
             model.program.row(model.count(dict.fromkeys(mine, 1.0)), 0.0, most)
 
 
-def _keep_limits(model: Model, formulation: Formulation, counts: Mapping[int, int]) -> None:
+def _keep_limits(model: Model, of: list[Kind], counts: Mapping[int, int]) -> None:
     """Where engines of a pool and size have a role now, they have it only with limits of a step that they have now."""
-    problem = formulation.problem
-
-    def kind(k: int) -> tuple[int, int, str]:
-        return problem.candidates[k].pool, problem.candidates[k].chips, problem.candidates[k].role
-
-    def limits(k: int) -> tuple[int, int]:
-        setup = formulation.setups[problem.candidates[k].name]
-        return setup.batch, setup.chunk
-
-    now: dict[tuple[int, int, str], set[tuple[int, int]]] = {}
+    now: dict[tuple[int, int, str], set[Kind]] = {}
     for k in counts:
-        now.setdefault(kind(k), set()).add(limits(k))
-    for k in range(len(problem.candidates)):
-        if kind(k) in now and limits(k) not in now[kind(k)]:
+        now.setdefault((of[k].pool, of[k].chips, of[k].role), set()).add(of[k])
+    for k, kind in enumerate(of):
+        if kind not in now.get((kind.pool, kind.chips, kind.role), {kind}):
             model.program.row(model.count({k: 1.0}), 0.0, 0.0)
