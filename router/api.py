@@ -15,8 +15,8 @@ from aiohttp import web
 
 from deeplink.config import RouterSection
 from deeplink.errors import DeeplinkError, NoEngine, RouteError, Unauthorized
-from deeplink.router import admin, coding, inner, openai
 from deeplink.router import body as bodies
+from deeplink.router import coding, inner, openai
 from deeplink.router.client import Client
 from deeplink.router.direct import Direct
 from deeplink.router.exchange import GENERATING, Answer, Exchange
@@ -74,7 +74,7 @@ class Api:
     def limit(self, request: Request) -> int:
         """Raises Unauthorized without one of the clients' keys; the library looks after its own."""
         if request.path not in GENERATING and _library(request.path):
-            return admin.MAX_BODY
+            return inner.MAX_BODY
         if self._keys is not None:
             given = request.given.get(b"authorization", b"")
             if not self._keys.open_with_bytes(given):
