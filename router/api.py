@@ -23,7 +23,7 @@ from deeplink.router.exchange import GENERATING, Answer, Exchange
 from deeplink.router.fleet import Fleet
 from deeplink.router.flow import Begun, Flow
 from deeplink.router.head import Request, canonical
-from deeplink.router.headers import Headers, lines, texts, to_client, to_engine
+from deeplink.router.headers import Headers, lines, texts, to_client, to_engine, unnamed
 from deeplink.router.keys import Keys
 from deeplink.router.logs import sayer
 from deeplink.router.metrics import Metrics
@@ -125,7 +125,8 @@ class Api:
 
     def _ask(self, request: Request, client: Client, body: bodies.Body) -> None:
         since = time.monotonic()
-        pairs = to_engine(request.pairs, key=self._keys is None)
+        named, key = b"connection" in request.given, self._keys is None
+        pairs = to_engine(request.pairs, key=key) if named else unnamed(request.pairs, key=key)
         exchange = Exchange(
             request.path, canonical(request), pairs, body, request.method, b"content-type" in request.given
         )

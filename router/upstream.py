@@ -6,18 +6,16 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from urllib.parse import urlsplit
 
 from deeplink.router.headers import lines, texts
 from deeplink.router.line import Line
-from deeplink.router.names import Names
 
 CONNECT_SECONDS = 2.0
 # Below the 5 s after which the engines' HTTP server closes an idle connection: of the two ends only the one
 # that would send next can do it without losing a request.
 KEEP_SECONDS = 2.0
-STREAM = "text/event-stream"
 AHEAD = 1 << 18
 """Bytes of an answer that are read before anyone wants them."""
 
@@ -39,8 +37,8 @@ class Reply:
     pairs: Sequence[tuple[bytes, bytes]] = ()
     framed = False
     heard = 0.0
-    media = ""
-    """The type of the body, in lower case and without what follows it."""
+    streams = False
+    """Whether its body are server-sent events."""
     over = False
     """Nothing more comes of it."""
     _line: Line | None = None
@@ -168,13 +166,14 @@ class Reply:
         self._unsent = True
         self.ended(why)
 
-    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool) -> None:
+    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, media: bytes) -> None:
         self.status, self.pairs, self.framed = status, pairs, framed
         self.heard = time.monotonic()
-        self.media = _media(pairs)
+        if media != b"application/json":
+            self.streams = media.partition(b";")[0].strip().lower() == b"text/event-stream"
         if self._waiter is not None:
             self._wake()
-        elif self._then is not None and self.media == STREAM:
+        elif self.streams and self._then is not None:
             self._tell()
 
     def came(self, data: bytes) -> None:
@@ -341,13 +340,3 @@ class Upstream:
             if not origin.lines and not origin.connecting:
                 del self._origins[base]
         self._timer = self._loop.call_later(KEEP_SECONDS, self._tidy)
-
-
-_MEDIA = Names({"content-type": 1})
-
-
-def _media(pairs: Iterable[tuple[bytes, bytes]]) -> str:
-    for name, value in pairs:
-        if _MEDIA[name]:
-            return value.partition(b";")[0].strip().lower().decode("latin-1")
-    return ""
