@@ -8,7 +8,7 @@ Protocol, bytes in and bytes out:
     api        what clients ask for                     direct     a request that needs no task
     coding     bodies that are compressed               headers    which headers pass; names  what they mean
     paths      which paths pass                         keys       who may ask for what
-    upstream   the connections to the engines' APIs     line       one of them
+    upstream   the connections to the engines' APIs     line       one of them; reply what comes of a request
     inner      a request that the HTTP library answers: health, metrics, the operators' API, the page
     app        the router put together                  control    calls to an engine's control endpoint
     admin      the operators' API                       metrics    what is counted, for Prometheus

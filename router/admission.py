@@ -222,15 +222,20 @@ class Admission:
         policy = self._policies[work]
         chain = need.chain if policy.reads_prompts else ()
         said = self.index.held(need.chains) if policy.reads_caches and need.chains is not None else None
+        if chain or said is not None:
+            views = [self._view(engine, chain, said) for engine in engines]
+        else:
+            every, seconds = self.load.all, self.load.seconds.get
+            views = [View(e.name, *every(e.name), e.weight, seconds(e.name, 0.0)) for e in engines]
         snapshot = Snapshot(
             work,
-            tuple([self._view(engine, chain, said) for engine in engines]),
+            tuple(views),
             need.tokens,
             # In pairs the two would go round in step otherwise, and some pairs never be chosen.
             self._turn if work == "prefill" else self._turn // self._stride,
             (random.random(), random.random()),
             need.session,
-            prefix.start(chain),
+            prefix.start(chain) if chain else 0,
         )
         if work == "prefill":
             self._stride = len(engines)
@@ -238,8 +243,6 @@ class Admission:
 
     def _view(self, engine: Engine, chain: tuple[int, ...], said: dict[str, int] | None) -> View:
         name, load = engine.name, self.load
-        if said is None and not chain:
-            return View(name, *load.all(name), engine.weight, load.seconds.get(name, 0.0))
         exact = said is not None and not self.index.why(name)
         return View(
             name,

@@ -15,15 +15,15 @@ from aiohttp import web
 
 from deeplink.config import RouterSection
 from deeplink.errors import DeeplinkError, NoEngine, RouteError, Unauthorized
-from deeplink.router import admin, coding, inner, openai
 from deeplink.router import body as bodies
+from deeplink.router import coding, inner, openai
 from deeplink.router.client import Client
 from deeplink.router.direct import Direct
 from deeplink.router.exchange import GENERATING, Answer, Exchange
 from deeplink.router.fleet import Fleet
 from deeplink.router.flow import Begun, Flow
 from deeplink.router.head import Request, canonical
-from deeplink.router.headers import Headers, lines, texts, to_client, to_engine
+from deeplink.router.headers import Headers, lines, texts, to_client, to_engine, unnamed
 from deeplink.router.keys import Keys
 from deeplink.router.logs import sayer
 from deeplink.router.metrics import Metrics
@@ -74,7 +74,7 @@ class Api:
     def limit(self, request: Request) -> int:
         """Raises Unauthorized without one of the clients' keys; the library looks after its own."""
         if request.path not in GENERATING and _library(request.path):
-            return admin.MAX_BODY
+            return inner.MAX_BODY
         if self._keys is not None:
             given = request.given.get(b"authorization", b"")
             if not self._keys.open_with_bytes(given):
@@ -125,7 +125,8 @@ class Api:
 
     def _ask(self, request: Request, client: Client, body: bodies.Body) -> None:
         since = time.monotonic()
-        pairs = to_engine(request.pairs, key=self._keys is None)
+        named, key = b"connection" in request.given, self._keys is None
+        pairs = to_engine(request.pairs, key=key) if named else unnamed(request.pairs, key=key)
         exchange = Exchange(
             request.path, canonical(request), pairs, body, request.method, b"content-type" in request.given
         )

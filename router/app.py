@@ -15,7 +15,7 @@ from deeplink.config import Config
 from deeplink.errors import DeeplinkError, Unauthorized
 from deeplink.plugins import load_plugins
 from deeplink.registry import Registry
-from deeplink.router import admin, openai, page
+from deeplink.router import admin, inner, openai, page
 from deeplink.router.admission import Admission
 from deeplink.router.api import JSON, Api, failed
 from deeplink.router.choice import Shut, choose
@@ -63,7 +63,7 @@ def make_app(
     admin_keys = load_keys(config.router.admin_keys_file, "router.admin_keys_file")
     app = web.Application(
         middlewares=[_errors, _keys(admin_keys, Keys([shared.control_token(secret)]))],
-        client_max_size=admin.MAX_BODY,
+        client_max_size=inner.MAX_BODY,
     )
     app[CONFIG] = config
     if config.router.tracing:

@@ -89,10 +89,8 @@ def tokens(body: Body) -> int:
     prompt = body.fields.get("prompt")
     if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
         return len(prompt)
-    size = 0
-    for part in _texts(body):
-        size += len(part) if part.isascii() else len(part.encode(errors="replace"))
-    return size // 4 or 1
+    text = "".join(_texts(body))
+    return (len(text) if text.isascii() else len(text.encode(errors="replace"))) // 4 or 1
 
 
 def output(body: Body) -> int:
@@ -191,7 +189,6 @@ def _texts(body: Body) -> list[str]:
 
 
 _PROMPTS = ("prompt", "input", "messages", "documents")
-_TEXTS = ("role", "text", "content")
 
 
 def _strings(value: object, into: list[str], depth: int = 0) -> None:
@@ -202,13 +199,12 @@ def _strings(value: object, into: list[str], depth: int = 0) -> None:
         for item in value:
             _strings(item, into, depth + 1)
     elif isinstance(value, dict) and depth < 4:
-        for name in _TEXTS:
-            if name in value:
-                inner = value[name]
-                if isinstance(inner, str):
-                    into.append(inner)
-                else:
-                    _strings(inner, into, depth + 1)
+        get = value.get
+        for inner in (get("role"), get("text"), get("content")):
+            if type(inner) is str:
+                into.append(inner)
+            elif inner is not None:
+                _strings(inner, into, depth + 1)
 
 
 def _dump(fields: dict[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ from deeplink.router.exchange import Exchange
 from deeplink.router.fleet import Fleet
 from deeplink.router.headers import Headers, lines, raw_lines
 from deeplink.router.kinds import LINGER, RANK, Part, rank_header
-from deeplink.router.upstream import STREAM, Lost, Reply, Upstream
+from deeplink.router.upstream import Lost, Reply, Upstream
 
 MAX_ANSWER = 64 << 20
 TICK_SECONDS = 1.0
@@ -210,7 +210,7 @@ class Relay:
 async def opened(reply: Reply) -> Opened:
     """Its whole answer, or the first event of a stream. Raises NotSent or Lost."""
     await reply.begun()
-    if reply.status != 200 or reply.media != STREAM:
+    if reply.status != 200 or not reply.streams:
         return Opened(reply, await reply.read(MAX_ANSWER))
     events, head = sse.Events(), b""
     while chunk := await reply.chunk():

@@ -7,12 +7,12 @@ as a task, with the call that was made.
 from __future__ import annotations
 
 import time
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from deeplink.router.exchange import Exchange
 from deeplink.router.flow import Begun
-from deeplink.router.headers import lines, raw_lines, to_client
+from deeplink.router.headers import PREFIX, lines, raw_lines, to_client
 
 if TYPE_CHECKING:
     from deeplink.router.api import Api
@@ -47,10 +47,15 @@ class Direct:
             return
         first = time.monotonic() - self._since
         api.metrics.first_byte(exchange, first)
-        head = raw_lines(to_client(begun.reply.pairs)) + lines(exchange.marks())
-        client.answer(200, head, data)
+        client.answer(200, raw_lines(to_client(begun.reply.pairs)) + _marks(exchange.decode), data)
         api.note(exchange, "200", None, self._since, first)
         client.done()
+
+
+@lru_cache(1024)
+def _marks(engine: str) -> bytes:
+    """As `Exchange.marks` of a plain request."""
+    return lines([(f"{PREFIX}path", "plain"), (f"{PREFIX}decode", engine)])
 
 
 def _nothing() -> None:

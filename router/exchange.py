@@ -77,7 +77,7 @@ class Exchange:
         """Whether the answer is made token after token from a prompt, so that it can be handed over."""
         return self.path in GENERATING
 
-    def session(self, header: Names) -> str:
+    def session(self, header: Names[bool]) -> str:
         """What the client names its session by; "" if by nothing."""
         for name, value in self.pairs:
             if header[name] and value:

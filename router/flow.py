@@ -78,7 +78,7 @@ class Flow:
         self._prompts = Prompts(control)
         self._secret = secret
         self._section = section
-        self._session = Names({section.session_header.lower(): 1})
+        self._session = Names({section.session_header.lower(): True}, False)
 
     def begin(self, exchange: Exchange) -> Begun | None:
         """Makes the first call of a request that surely needs no other; None where that is not known at once.

@@ -22,10 +22,14 @@ MAX_HEADERS = 256
 _CHUNKED = b"chunked"
 _PLAIN = frozenset(GENERATING)
 """Targets that need no reading."""
-_ONCE, _MORE = 1, 2
+_MORE = (b"connection", b"expect", b"transfer-encoding", b"upgrade")
+"""Those of `Request.given` that may come several times."""
 _READ = Names(
-    dict.fromkeys(("authorization", "content-encoding", "content-length", "content-type", "host"), _ONCE)
-    | dict.fromkeys(("expect", "transfer-encoding", "upgrade"), _MORE)
+    {
+        name.decode(): name
+        for name in (*_MORE, b"authorization", b"content-encoding", b"content-length", b"content-type", b"host")
+    },
+    b"",
 )
 
 
@@ -60,14 +64,13 @@ class Request:
 def read(method: str, target: str, pairs: list[tuple[bytes, bytes]], version: str, keep: bool) -> Request:
     """Raises InvalidRequest for what is refused although it could be parsed."""
     given: dict[bytes, bytes] = {}
+    count = 0
     for name, value in pairs:
-        if meaning := _READ[name]:
-            lower = name.lower()
-            if lower in given:
-                if meaning == _ONCE:
-                    raise InvalidRequest(f"there are two headers {lower.decode()}")
-                value = given[lower] + b"," + value
-            given[lower] = value
+        if known := _READ[name]:
+            given[known] = value
+            count += 1
+    if count != len(given):
+        given = _joined(pairs)
     modern = version == "1.1"
     if not modern and version != "1.0":
         raise InvalidRequest("the version of HTTP is neither 1.1 nor 1.0")
@@ -81,6 +84,19 @@ def read(method: str, target: str, pairs: list[tuple[bytes, bytes]], version: st
     if path is None:
         raise InvalidRequest("the target is not a path")
     return Request(method, target, path, pairs, given, modern, keep and modern)
+
+
+def _joined(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """What several headers of one name say together. Raises InvalidRequest for one that may come only once."""
+    given: dict[bytes, bytes] = {}
+    for name, value in pairs:
+        if known := _READ[name]:
+            if known in given:
+                if known not in _MORE:
+                    raise InvalidRequest(f"there are two headers {known.decode()}")
+                value = given[known] + b"," + value
+            given[known] = value
+    return given
 
 
 def too_large(target: bytes, pairs: list[tuple[bytes, bytes]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import AnyStr
 
 from deeplink.router.names import Names
@@ -25,7 +25,6 @@ _HOP = {
 }
 # The router speaks for itself about these: it sends other bytes than it read, and reads what it relays.
 _OURS = {"accept-encoding", "content-encoding", "content-length", "expect", "host"}
-_TOKENS = {"keep-alive", "close"}
 _BACK = {
     "cache-control",
     "content-type",
@@ -37,38 +36,35 @@ _BACK = {
 }
 
 
-_PASSES, _KEY, _NAMES_OTHERS = 1, 2, 3
+def _forwarded(name: str) -> bool:
+    return name not in _HOP and name not in _OURS and not name.startswith((PREFIX, _OURS_TOO))
 
 
-def _forwarded(name: str) -> int:
-    if name == "connection":
-        return _NAMES_OTHERS
-    if name in _HOP or name in _OURS or name.startswith((PREFIX, _OURS_TOO)):
-        return 0
-    return _KEY if name == "authorization" else _PASSES
+_with_key = Names(_forwarded, False)
+_without_key = Names(lambda name: name != "authorization" and _forwarded(name), False)
+_returned = Names(dict.fromkeys(_BACK, True), False)
 
 
-_forwards = Names(_forwarded)
-_returns = Names(dict.fromkeys(_BACK, 1))
-
-
-def to_engine(headers: Iterable[tuple[AnyStr, AnyStr]], *, key: bool = True) -> list[tuple[AnyStr, AnyStr]]:
+def to_engine(headers: Sequence[tuple[AnyStr, AnyStr]], *, key: bool = True) -> list[tuple[AnyStr, AnyStr]]:
     """All of a client's headers but those of its connection, those the router sets, and ours. Its key only with `key`:
     one that opens the router is nobody else's."""
-    kept = []
+    kept = unnamed(headers, key=key)
     named: set[str] = set()
-    for pair in headers:
-        meaning = _forwards[pair[0]]
-        if meaning == _PASSES or (key and meaning == _KEY):
-            kept.append(pair)
-        elif meaning == _NAMES_OTHERS:
-            named |= {word.strip() for word in _text(pair[1]).split(",")} - _TOKENS
+    for name, value in headers:
+        if _text(name) == "connection":
+            named |= {word.strip() for word in _text(value).split(",")}
     return [pair for pair in kept if _text(pair[0]) not in named] if named else kept
+
+
+def unnamed(headers: Sequence[tuple[AnyStr, AnyStr]], *, key: bool) -> list[tuple[AnyStr, AnyStr]]:
+    """The same where no header `Connection` names others."""
+    passes = _with_key if key else _without_key
+    return [pair for pair in headers if passes[pair[0]]]
 
 
 def to_client(headers: Iterable[tuple[AnyStr, AnyStr]]) -> list[tuple[AnyStr, AnyStr]]:
     """Of an engine's answer, what the client has a use for."""
-    return [pair for pair in headers if _returns[pair[0]]]
+    return [pair for pair in headers if _returned[pair[0]]]
 
 
 def lines(headers: Collection[tuple[str, str]]) -> bytes:

@@ -13,6 +13,8 @@ from aiohttp import web
 from deeplink.router.client import Client
 from deeplink.router.head import Request
 
+MAX_BODY = 64 << 10
+"""Bytes that such a request may have: it is held whole."""
 _DROPPED = frozenset((b"connection", b"content-length", b"expect", b"keep-alive", b"transfer-encoding"))
 
 

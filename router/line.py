@@ -17,9 +17,8 @@ from deeplink.router.names import Names
 PIECE = 256 << 10
 """Bytes of a body that are given to the connection at a time."""
 _BODILESS = (204, 304)
-LENGTH, CODING = 1, 2
-FRAMING = Names({"content-length": LENGTH, "transfer-encoding": CODING})
-"""The headers that say how a body ends."""
+_LENGTH, _CODING, _TYPE = 1, 2, 3
+_READ = Names({"content-length": _LENGTH, "transfer-encoding": _CODING, "content-type": _TYPE}, 0)
 
 BEFORE = "the connection was closed before an answer came"
 MIDDLE = "the connection was closed in the middle of the answer"
@@ -49,8 +48,8 @@ class Asker(Protocol):
     def sent(self, line: Line) -> None:
         """The request is on its way there."""
 
-    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool) -> None:
-        """`framed`: HTTP itself tells a complete answer from one cut short."""
+    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, media: bytes) -> None:
+        """`framed`: HTTP itself tells a complete answer from one cut short; `media` is the type of its content."""
 
     def came(self, data: bytes) -> None:
         """More of the body; called once for all that was read at a time."""
@@ -187,12 +186,15 @@ class Line(asyncio.Protocol):
         if self._complete or status < 200 or self._asker is None:
             return
         self._began = True
-        framed, pairs = status in _BODILESS, self._pairs
+        framed, media, pairs = status in _BODILESS, b"", self._pairs
         for name, value in pairs:
-            if known := FRAMING[name]:
-                framed = framed or known == LENGTH or b"chunked" in value.lower()
+            if known := _READ[name]:
+                if known == _LENGTH or (known == _CODING and b"chunked" in value.lower()):
+                    framed = True
+                elif known == _TYPE:
+                    media = value
         self._framed = framed
-        self._asker.began(status, pairs, framed)
+        self._asker.began(status, pairs, framed, media)
 
     def on_body(self, data: bytes) -> None:
         if not self._complete:

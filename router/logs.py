@@ -85,12 +85,14 @@ class Lines(logging.Handler):
 def sayer(log: logging.Logger) -> Callable[[str], None]:
     """How to log many lines of level INFO: past the library, where all that it would do is to ask `Lines` to write
     them."""
-    handlers = logging.root.handlers
-    if not log.isEnabledFor(logging.INFO):
-        return lambda line: log.info("%s", line)
-    if len(handlers) == 1 and isinstance(handlers[0], Lines):
+    handlers, at = list(log.handlers), log
+    plain = log.isEnabledFor(logging.INFO) and not log.filters
+    while at.propagate and at.parent is not None:
+        at = at.parent
+        handlers += at.handlers
+    if plain and len(handlers) == 1 and isinstance(handlers[0], Lines) and not handlers[0].filters:
         return partial(handlers[0].say, log.name)
-    return lambda line: log.info("%s", line)
+    return partial(log.info, "%s")
 
 
 def to_stderr() -> None:

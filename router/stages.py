@@ -21,7 +21,7 @@ from deeplink.router.headers import texts, to_client
 from deeplink.router.kinds import Handing, Part
 from deeplink.router.load import Hold
 from deeplink.router.retry import UNAVAILABLE, UNSERVED, TurnedAway
-from deeplink.router.upstream import STREAM, Lost, NotSent, Reply, Upstream
+from deeplink.router.upstream import Lost, NotSent, Reply, Upstream
 
 MAX_QUOTE = 300
 
@@ -82,7 +82,7 @@ class Stages:
 
     def well(self, reply: Reply, engine: Engine) -> bytes | None:
         """The body of the whole answer, if that is one about which nothing need be said; else it is for `decode`."""
-        if reply.status != 200 or not reply.framed or reply.media == STREAM:
+        if reply.status != 200 or not reply.framed or reply.streams:
             return None
         data = reply.whole
         if not data or data.isspace() or len(data) > MAX_ANSWER:

@@ -39,7 +39,7 @@ class Asker:
     def sent(self, line: Line) -> None:
         assert not self.over
 
-    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool) -> None:
+    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, media: bytes) -> None:
         assert not self.status
         self.status, self.framed = status, framed
 
