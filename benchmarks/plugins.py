@@ -32,6 +32,8 @@ from typing import Any
 import sglang_pairs
 from rows import RESULTS, Row, machine, table, write_table
 
+from deeplink.bench.rows import Skipped
+from deeplink.errors import LocalError
 from deeplink.local import engines, environment, model, overlay, sglang, step
 from deeplink.local.engines import Engine
 from deeplink.local.process import Process
@@ -173,11 +175,21 @@ def main() -> None:
         starts = Starts(Path(tempfile.mkdtemp(prefix="deeplink-plugins-")))
         say(f"logs, kept after a failure: {starts.folder}")
         found = costs(starts, arguments.only or list(KINDS), arguments.rounds)
-        pairs, alone = sglang_pairs.begin(starts.engine, starts.sglang, starts.packages, starts.folder, ends)
-        found += sglang_pairs.timed(pairs, alone, arguments.requests)
-        found.append(memory(pairs))
-    shutil.rmtree(starts.folder)
-    result = {"machine": about, "rows": [row.as_json() for row in found]}
+        skipped = []
+        try:
+            pairs, alone = sglang_pairs.begin(starts.engine, starts.sglang, starts.packages, starts.folder, ends)
+            found += sglang_pairs.timed(pairs, alone, arguments.requests)
+            found.append(memory(pairs))
+        except (LocalError, SystemExit) as exc:  # the starts were measured all the same
+            skipped.append(Skipped("sglang_pairs", str(exc)))
+            say(str(exc))
+    if not skipped:
+        shutil.rmtree(starts.folder)
+    result = {
+        "machine": about,
+        "rows": [row.as_json() for row in found],
+        "skipped": [row.as_json() for row in skipped],
+    }
     if arguments.save:
         (RESULTS / "plugins.json").write_text(json.dumps(result, indent=2) + "\n")
         write_table("plugins", result)
