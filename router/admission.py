@@ -78,6 +78,11 @@ class Admission:
         fleet.on_change = self.changed
         self.changed()
 
+    def route(self, entries: Sequence[RouteEntry]) -> None:
+        """From now on by these routes. Requests that have been given their engines keep them."""
+        self._routes = Routes(entries)
+        self.queue.wake()
+
     async def choose(self, need: Need, avoid: frozenset[str] = frozenset()) -> Plain | Pair:
         """As `choice.choose`, waiting while all engines are full. Where nothing is found, all engines are looked at
         once more before that is raised."""
@@ -88,11 +93,6 @@ class Admission:
         except DeeplinkError:
             await self._fleet.look()
         return await self.queue.turn(lambda: self._choose(need, avoid))
-
-    def route(self, entries: Sequence[RouteEntry]) -> None:
-        """From now on by these routes. Requests that have been given their engines keep them."""
-        self._routes = Routes(entries)
-        self.queue.wake()
 
     def reader(self, pair: Pair, need: Need, avoid: frozenset[str]) -> Pair | None:
         """Another pair with the same prefill engine, whose decode engine can fetch what is staged there."""
