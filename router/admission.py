@@ -80,6 +80,11 @@ class Admission:
         fleet.on_change = self.changed
         self.changed()
 
+    def route(self, entries: Sequence[RouteEntry]) -> None:
+        """From now on by these routes. Requests that have been given their engines keep them."""
+        self._routes = Routes(entries)
+        self.queue.wake()
+
     async def choose(self, need: Need, avoid: frozenset[str] = frozenset()) -> Plain | Pair:
         """As `choice.choose`, waiting while all engines are full. Where nothing is found, all engines are looked at
         once more before that is raised."""
@@ -90,11 +95,6 @@ class Admission:
         except DeeplinkError:
             await self._fleet.look()
         return await self.queue.turn(lambda: self._choose(need, avoid))
-
-    def route(self, entries: Sequence[RouteEntry]) -> None:
-        """From now on by these routes. Requests that have been given their engines keep them."""
-        self._routes = Routes(entries)
-        self.queue.wake()
 
     def at_once(self, need: Need) -> Engine | None:
         """The engine for a request that is surely not handed over, if there is nothing to wait for and nothing that

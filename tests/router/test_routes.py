@@ -20,6 +20,7 @@ from deeplink.config import RouteEntry
 from deeplink.errors import ConfigError, NoEngine, Overloaded
 from deeplink.router.app import make_app
 from deeplink.router.choice import Engine, Pair, Plain, Shut, Table, choose, table
+from deeplink.router.parts import LISTED
 from deeplink.router.policy import Work
 from deeplink.router.routes import Routes, place
 from deeplink.router.serve import serving
@@ -166,6 +167,7 @@ def test_an_edit_of_the_file_takes_effect_without_a_restart(tmp_path: Path, capl
                     return found
 
                 async def until_served_by(name: str) -> None:
+                    app[LISTED].look_now()
                     while await served_by() != {name}:  # the rig's deadline ends this
                         await asyncio.sleep(0.02)
 
@@ -173,6 +175,7 @@ def test_an_edit_of_the_file_takes_effect_without_a_restart(tmp_path: Path, capl
                 write(a, b, to="b")
                 await until_served_by("b")
                 path.write_text(path.read_text().replace('["b"]', '["c"]'))  # names no engine: nothing changes
+                app[LISTED].look_now()
                 await until(lambda: "stay as they are" in caplog.text)
                 assert await served_by() == {"b"}
                 write(a, to="a")  # the engine of the route before it is gone
