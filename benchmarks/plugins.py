@@ -5,8 +5,9 @@
 Every kind of engine is started with deeplink and without, in turns and one at a time, until it says that it is ready.
 Counted are the processor time of all its processes until then (a busy machine stretches wall time by more than is
 measured here) and the memory of their own: anonymous pages and shared segments, without files, which all engines of an
-environment share. LMDeploy runs on a CPU with deeplink's platform alone, so there it is the migration backend that
-comes and goes.
+environment share. The first start is that of a new installation, in which numba compiles deeplink's loops; later ones
+find them. LMDeploy runs on a CPU with deeplink's platform alone, so there it is the migration backend that comes and
+goes.
 
 Handoffs: see `sglang_pairs`.
 """
@@ -76,11 +77,11 @@ class Starts:
     def process(self, kind: str, deeplink: bool) -> Process:
         name = f"{kind}-{'with' if deeplink else 'without'}"
         role = "prefill" if deeplink else ""
+        path = {"NUMBA_CACHE_DIR": str(self.folder / f"numba-{kind}")} if deeplink else {"PYTHONPATH": ""}
         if kind == "vllm":
-            path = {} if deeplink else {"PYTHONPATH": ""}
             return engines.process(self.engine(name, role, env=path), self.vllm, self.packages, self.folder)
         if kind == "sglang":
-            path = {} if deeplink else {"PYTHONPATH": str(sglang.SHIMS)}
+            path = path if deeplink else {"PYTHONPATH": str(sglang.SHIMS)}
             return sglang.process(self.engine(name, role, env=path), self.sglang, self.packages, self.folder)
         return self._lmdeploy(name, deeplink)
 
@@ -102,6 +103,7 @@ class Starts:
         config = self.folder / "lmdeploy.toml"
         config.write_text("[kv]\nforeign_seconds = 30\n")  # its router brings no tickets
         env = step.clean_environ() | variables() | {"DEEPLINK_CONFIG": str(config)}
+        env["NUMBA_CACHE_DIR"] = str(self.folder / "numba-lmdeploy")
         log, url = self.folder / f"{name}.log", f"http://127.0.0.1:{port}"
         return Process(name, [self.lmdeploy.python, *words], env=env, log=log, url=url, cwd=self.folder)
 
@@ -141,16 +143,22 @@ def costs(starts: Starts, kinds: list[str], rounds: int) -> list[Row]:
             for deeplink in (False, True):
                 say(f"start {number}: {kind} {'with' if deeplink else 'without'}")
                 found[kind, deeplink].append(start(starts.process(kind, deeplink)))
-    return [row for kind in kinds for row in rows_of(kind, found[kind, True], found[kind, False])]
+    rows = []
+    for kind in kinds:
+        ours, alone = found[kind, True], found[kind, False]
+        rows += rows_of(f"{kind}_first_start", ours[:1], alone[:1])
+        if rounds > 1:
+            rows += rows_of(f"{kind}_start", ours[1:], alone[1:])
+    return rows
 
 
-def rows_of(kind: str, ours: list[Cost], alone: list[Cost]) -> Iterator[Row]:
+def rows_of(what: str, ours: list[Cost], alone: list[Cost]) -> Iterator[Row]:
     mark = "the engine without it"
     wall = statistics.median(one.wall for one in ours) - statistics.median(one.wall for one in alone)
     for name, unit in (("processor", "s"), ("memory", "MiB")):
         value, without = (statistics.median(getattr(one, name) for one in some) for some in (ours, alone))
         note = f"{value - without:+.2f} {unit}" + (f", {wall:+.1f} s of wall time" if name == "processor" else "")
-        yield Row(f"{kind}_start_{name}", value, unit, mark, without, note=note)
+        yield Row(f"{what}_{name}", value, unit, mark, without, note=note)
 
 
 def memory(pairs: Mapping[str, sglang_pairs.Pair]) -> Row:

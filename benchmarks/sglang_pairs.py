@@ -33,7 +33,6 @@ from deeplink.local.engines import Engine
 from deeplink.local.environment import Environment
 from deeplink.local.process import Process, wait_all_ready
 
-ROLES = ("prefill", "decode")
 LENGTHS = (100, 500, 900)
 MARK = "SGLang's Mooncake over TCP"
 START_SECONDS = 300.0
@@ -55,13 +54,20 @@ def begin(
 ) -> tuple[dict[str, Pair], Engine]:
     """Both pairs and the engine alone, ready; `ends` ends them. `engine` takes a name, a role and settings."""
     (bootstrap,) = engines.free_ports(1)
+    # Without deeplink on the path the option that names its backend is none, so all is said in flags.
     backend = ("--disaggregation-transfer-backend", "mooncake_tcp", "--disaggregation-bootstrap-port", str(bootstrap))
+    roles = {
+        "prefill": ("--disaggregation-mode", "prefill", *backend),
+        "decode": (
+            *("--disaggregation-mode", "decode", *backend),
+            *("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+        ),
+    }
+    found = mooncake(folder)
     alone = engine("alone", "", env={"PYTHONPATH": str(sglang.SHIMS)})
     made = {
-        "deeplink": tuple(engine(f"deeplink-{role}", role) for role in ROLES),
-        "mooncake": tuple(
-            engine(f"mooncake-{role}", role, flags=backend, env=found) for found in [mooncake(folder)] for role in ROLES
-        ),
+        "deeplink": tuple(engine(f"deeplink-{role}", role) for role in roles),
+        "mooncake": tuple(engine(f"mooncake-{role}", "", flags=flags, env=found) for role, flags in roles.items()),
     }
     pairs = {}
     for name, both in made.items():
