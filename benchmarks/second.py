@@ -79,7 +79,7 @@ def cp_sat(cp_model: Any, model: Model) -> float | None:
     copy.minimize(sum(round(value * _MONEY) * columns[column] for column, value in model.cost.items()))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = SECONDS
-    solver.parameters.num_workers = 2
+    solver.parameters.num_workers = 1
     solver.parameters.linearization_level = 2
     status = solver.solve(copy)
     if status == cp_model.INFEASIBLE:
