@@ -100,10 +100,6 @@ class Exchange:
         self._orders = itertools.count()
         self._collecting: asyncio.Task[None] | None = None
         log.info("deeplink migrates as %s, epoch %s", self._endpoint.contract.role, self._epoch)
-        log.warning(
-            "deeplink's migrations of LMDeploy engines are on trial: under load one answer in about a thousand was "
-            "not the decode engine's own, and why is not known (docs/lmdeploy.md)"
-        )
 
     @property
     def seconds(self) -> float:
