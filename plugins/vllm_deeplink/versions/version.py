@@ -16,9 +16,9 @@ class Version:
 
     `reports` is a base class of the connector: how a worker's results reach that vLLM's scheduler. `packing` is the
     name by which an attention layer's implementation says how it packs the CPU cache (empty: it does not say).
-    `speculation` are the ways to speculate that keep nothing in the KV cache, so that what is handed over is the same with
-    them and without, and with which that was tested. `several_groups`: a failed load is told by its request, without which a model's several cache groups cannot be
-    handed over, for their block numbers overlap.
+    `several_groups`: a failed load is told by its request, without which a model's several cache groups cannot be
+    handed over, for their block numbers overlap. `speculation` are the ways to speculate that keep nothing in the KV
+    cache, so that what is handed over is the same with them and without, and with which that was tested.
     """
 
     name: str
