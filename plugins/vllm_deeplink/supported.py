@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from deeplink.errors import ConfigError
@@ -14,12 +15,9 @@ if TYPE_CHECKING:
 KINDS = {"FullAttentionSpec": FULL, "SlidingWindowSpec": SLIDING}
 """vLLM's kinds of cache and ours."""
 
-CACHELESS = ("ngram",)
-"""Ways to speculate that keep nothing in the KV cache: what is handed over is the same with them and without."""
 
-
-def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Raises ConfigError."""
+def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, speculation: Collection[str]) -> None:
+    """`speculation` are the ways to speculate that this vLLM is tested with. Raises ConfigError."""
     check_parallel(vllm_config.parallel_config)
     for group in kv_cache_config.kv_cache_groups:
         # Exactly these kinds: others derive from them and mean something else (latent vectors, states, chunks).
@@ -40,13 +38,13 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
             remedy="use a checkpoint that has them, or none",
         )
     speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method not in CACHELESS:
+    if speculative is not None and speculative.method not in speculation:
         raise ConfigError(
-            "this release does not hand over the cache that speculation has of its own, and without it the decode "
+            "this release does not hand over the cache that speculation may have of its own, and without it the decode "
             "engine would speculate from nothing",
             field="speculative-config.method",
             ours=str(speculative.method),
-            theirs=f"none, {', '.join(CACHELESS)}",
+            theirs=", ".join(("none", *speculation)),
             remedy="start both engines without it",
         )
 

@@ -9,6 +9,7 @@ import pytest
 
 from deeplink.errors import ConfigError
 from vllm_deeplink import supported
+from vllm_deeplink.versions import v0_32
 
 
 def settings(**changes: Any) -> tuple[Any, Any]:
@@ -31,8 +32,8 @@ def settings(**changes: Any) -> tuple[Any, Any]:
 
 
 def test_what_is_tested_passes() -> None:
-    supported.check(*settings())
-    supported.check(*settings(method="ngram"))
+    supported.check(*settings(), ())
+    supported.check(*settings(method="ngram"), v0_32.VERSION.speculation)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ def test_what_is_tested_passes() -> None:
         ({"kind": "MLAAttentionSpec"}, "kind of KV cache", "MLAAttentionSpec"),
         ({"kind": "ChunkedLocalAttentionSpec"}, "kind of KV cache", "ChunkedLocalAttentionSpec"),
         ({"calculate_kv_scales": True}, "calculate-kv-scales", "True"),
+        ({"method": "ngram"}, "speculative-config.method", "ngram"),  # of versions that it was not tested with
         ({"method": "eagle"}, "speculative-config.method", "eagle"),
         ({"method": "mtp"}, "speculative-config.method", "mtp"),
         ({"method": "draft_model"}, "speculative-config.method", "draft_model"),
@@ -54,7 +56,7 @@ def test_what_is_tested_passes() -> None:
 )
 def test_what_is_not_is_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        supported.check(*settings(**changes))
+        supported.check(*settings(**changes), ())
     reason = caught.value.reason()
     assert (reason.field, reason.ours) == (field, ours)
     assert reason.theirs
