@@ -46,7 +46,7 @@ lint-imports: install
 	@cd .types && $(CURDIR)/$(VENV)/bin/lint-imports --config $(CURDIR)/pyproject.toml
 
 test: install fabric
-	@$(VENV)/bin/pytest -m "not long"
+	@$(VENV)/bin/pytest -m "not long" --durations=25
 
 test-fast: install
 	@$(VENV)/bin/pytest -m "not engine and not long"
