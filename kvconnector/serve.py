@@ -196,7 +196,7 @@ class Serving:
         return self.groups[staged.group].wire(self.offer.wire[staged.group])
 
     def _digests(self, staged: Staged, form: Wire) -> digest.Tiles:
-        """Of the sample that the claim asks for; kept for another claim that asks for the same, maybe at the same time."""
+        """Of the sample that the claim asks for; kept for another claim that asks for the same, even at once."""
         sample = self.claim.sample
         with staged.digesting:
             kept = staged.digests
