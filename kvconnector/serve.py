@@ -196,10 +196,12 @@ class Serving:
         return self.groups[staged.group].wire(self.offer.wire[staged.group])
 
     def _digests(self, staged: Staged, form: Wire) -> digest.Tiles:
-        """Of the sample that the claim asks for; kept for another claim that asks for the same."""
-        kept, sample = staged.digests, self.claim.sample
-        if kept is None or kept[0] != sample:
-            kept = staged.digests = sample, self._digest(staged, form)
+        """Of the sample that the claim asks for; kept for another claim that asks for the same, even at once."""
+        sample = self.claim.sample
+        with staged.digesting:
+            kept = staged.digests
+            if kept is None or kept[0] != sample:
+                kept = staged.digests = sample, self._digest(staged, form)
         return kept[1]
 
     def _digest(self, staged: Staged, form: Wire) -> digest.Tiles:
