@@ -133,8 +133,9 @@ class Api:
         if self._spans is not None:
             client.task(self._traced(exchange, client, since))
             return
+        begun = None if body.stream else self.flow.begin(exchange)
         self._recent.begun(exchange)
-        if not body.stream and (begun := self.flow.begin(exchange)) is not None:
+        if begun is not None:
             client.runs(Direct(self, client, exchange, begun, since))
         else:
             client.task(self.serve(exchange, client, None, since))

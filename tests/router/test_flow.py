@@ -503,7 +503,7 @@ def test_a_restarted_engine_is_picked_up_within_the_request(side: int) -> None:
             last = engines[1].calls[-1].ticket
             assert last.handoff == got.headers["x-deeplink-handoff"]
             assert (last.producer, last.consumer) == tuple(engine.contract.epoch for engine in engines)
-            assert len(engines[0].deleted) == 1
+            await until(lambda: len(engines[0].deleted) == 1)
             assert engines[0].deleted != [last.handoff]
 
     check(test)
