@@ -187,6 +187,7 @@ def test_what_is_not_handed_over_is_served_by_nobody(sglang: Engines, field: str
     assert answer.error["code"] == "no_engine"
 
 
+@pytest.mark.long
 def test_a_handoff_nobody_fetches_ends_at_its_deadline(sglang: Engines) -> None:
     router = sglang.fleet.router(sglang.prefill, sglang.decode, deadline=3)
     sglang.decode.process.stop()
