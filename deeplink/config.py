@@ -106,7 +106,7 @@ class RouterSection(_Strict):
     dispatch: Annotated[
         Literal["auto", "sequential", "together"],
         Field(description="whether decode is asked once prefill is done, or both engines at once"),
-    ] = "auto"
+    ] = "sequential"
     min_prefill: Annotated[
         int, Field(ge=0, description="shorter prompts, in estimated tokens, are not handed over; 0: all are")
     ] = 0
