@@ -751,13 +751,13 @@ def test_together_both_are_asked_with_one_ticket_before_prefill_is_done() -> Non
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_of_itself_both_are_asked_where_the_decode_engine_says_that_it_may_be(early: bool) -> None:
+def test_with_auto_both_are_asked_where_the_decode_engine_says_that_it_may_be(early: bool) -> None:
     """One that does not say so would reserve blocks while prefill has not begun."""
 
     async def test() -> None:
         producer, consumer = pair()
         producer.delay, consumer.early = 0.3, early
-        async with rig(producer, consumer) as route:
+        async with rig(producer, consumer, dispatch="auto") as route:
             task = asyncio.create_task(route.complete(ASK))
             await until(lambda: producer.calls)
             if early:
