@@ -23,7 +23,6 @@ import itertools
 import json
 import os
 import random
-import signal
 import statistics
 import sys
 import tempfile
@@ -46,7 +45,7 @@ from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.negotiate import Agreement, negotiate
 from deeplink.local import client, engines, environment, model, overlay
 from deeplink.local.engines import Engine
-from deeplink.local.process import Process, wait_all_ready
+from deeplink.local.process import Process, frozen, wait_all_ready
 
 LENGTHS = (100, 500, 900)
 DECODED = 64
@@ -354,15 +353,9 @@ def stream(engine: Engine, content: dict[str, Any]) -> Iterator[float]:
 
 @contextmanager
 def stopped(pairs: list[Pair]) -> Iterator[None]:
-    pids = [pid for pair in pairs for process in pair.processes for pid in process.descendants()]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with frozen([process for pair in pairs for process in pair.processes]):
         yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-        time.sleep(1.0)
+    time.sleep(1.0)
 
 
 def idle_cpu(process: Process) -> float:

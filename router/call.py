@@ -130,10 +130,8 @@ class Calls:
     async def opened(self, reply: Reply) -> Opened:
         """As `ask`, of what was sent."""
         try:
-            return await opened(reply)
-        except BaseException:
-            reply.close()
-            raise
+            with reply.closed_unless_done():
+                return await opened(reply)
         finally:
             if reply.over:
                 self.done(reply)

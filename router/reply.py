@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from deeplink.router.headers import texts
 from deeplink.router.line import Line
@@ -68,6 +69,17 @@ class Reply:
         call, self._then = self._then, None
         if call is not None:
             call()
+
+    @contextmanager
+    def closed_unless_done(self) -> Iterator[None]:
+        """A context out of which only success leads without closing: also whoever is cancelled in it wants nothing."""
+        done = False
+        try:
+            yield
+            done = True
+        finally:
+            if not done:
+                self.close()
 
     async def begun(self) -> None:
         """Returns once the answer's head is here. Raises NotSent or Lost."""

@@ -89,11 +89,8 @@ class Upstream:
         if body is not None and all(name.lower() != "content-type" for name, _ in headers):
             head += b"Content-Type: application/json\r\n"
         reply = self.call(method, base, target, head, body)
-        try:
+        with reply.closed_unless_done():
             await reply.begun()
-        except BaseException:
-            reply.close()
-            raise
         return reply
 
     def call(self, method: str, base: str, target: str, head: bytes, body: bytes | None) -> Reply:

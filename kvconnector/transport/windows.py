@@ -200,32 +200,17 @@ class Windows:
         """Send the head and then the views; the checksum of the views. Raises what `wire.send_all` raises."""
         rows = [(address(memoryview(head)), len(head), 0), *[(address(view), view.nbytes, 1) for view in views]]
         self._kept[:] = 0
-        try:
-            result = self._run(send_views, rows, deadline)
-        except OSError as exc:
-            raise wire.broken(exc, "the connection broke while sending") from exc
-        if result == _WAITED:
-            raise DeadlineExceeded("the peer does not take what is sent")
-        if result == _ENDED:
-            raise PeerGone("the peer closed the connection")
-        return int(self._state[0])
+        return self._run(send_views, rows, deadline, "sending", "the peer does not take what is sent")
 
     def take(self, views: Sequence[memoryview], tail: memoryview, deadline: float) -> int:
         """Fill the views and then the tail; the checksum of the views. Raises what `wire.receive_into_all` raises."""
         rows = [*[(address(view), view.nbytes, 1) for view in views], (address(tail), tail.nbytes, 0)]
         self._kept[:] = 0
         self._kept[_LEFT:] = sum([row[1] for row in rows]), 1, 1
-        try:
-            result = self._run(take_views, rows, deadline)
-        except OSError as exc:
-            raise wire.broken(exc, "the connection broke while receiving") from exc
-        if result == _WAITED:
-            raise DeadlineExceeded("the peer sends nothing")
-        if result == _ENDED:
-            raise PeerGone("the peer closed the connection")
-        return int(self._state[0])
+        return self._run(take_views, rows, deadline, "receiving", "the peer sends nothing")
 
-    def _run(self, loop: Any, rows: list[tuple[int, int, int]], deadline: float) -> int:
+    def _run(self, loop: Any, rows: list[tuple[int, int, int]], deadline: float, doing: str, waited: str) -> int:
+        """The checksum, once all has been moved."""
         views = np.array(rows, np.int64)
         size = sum([length for _, length, hashed in rows if hashed])
         until = int(min(deadline, _FOR_EVER) * 1e9)
@@ -233,9 +218,14 @@ class Windows:
             wire.remaining(deadline)
             result: int = loop(self._sock.fileno(), views, self._kept, size, until, self._scratch, _SECRET, self._state)
             if result < 0:
-                raise OSError(-result, os.strerror(-result))
+                broken = OSError(-result, os.strerror(-result))
+                raise wire.broken(broken, f"the connection broke while {doing}") from broken
+            if result == _WAITED:
+                raise DeadlineExceeded(waited)
+            if result == _ENDED:
+                raise PeerGone("the peer closed the connection")
             if result != _INTERRUPTED:  # else a signal came, which only the interpreter can handle
-                return result
+                return int(self._state[0])
 
 
 def of(sock: socket.socket) -> Windows | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
-from fleet import VERSIONS, Fleet, Pair, Running, completion, http, prompt, quiet, token_ids
+from fleet import VERSIONS, Fleet, Pair, completion, http, prompt, quiet, token_ids
+
+from deeplink.local.process import frozen
 
 SHORT = ("--max-num-batched-tokens", "128")
 FEW = ("--num-gpu-blocks-override", "24", "--max-model-len", "1024")
@@ -29,24 +27,12 @@ def narrow(fleet: Fleet, version: str) -> Pair:
     return Pair(fleet, prefill, decode, fleet.router(prefill, decode))
 
 
-@contextmanager
-def frozen(running: Running) -> Iterator[None]:
-    pids = running.process.descendants()
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-
 def test_a_claim_holds_nothing_before_its_prefill_has_begun(pair: Pair) -> None:
     """Two are put off, and a request that is not handed over goes past them."""
     waiting = [completion(prompt(800, seed=9000 + index), 8) for index in range(2)]
     passing = completion(prompt(900, seed=9010), 8)
     with ThreadPoolExecutor(2) as pool:
-        with frozen(pair.prefill):
+        with frozen([pair.prefill.process]):
             answers = [pool.submit(http, pair.router + "/v1/completions", body, seconds=90) for body in waiting]
             time.sleep(1.0)  # enough to be admitted, if it were to be
             assert pair.decode.held["blocks"] == 0

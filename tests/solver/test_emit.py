@@ -237,6 +237,8 @@ def test_compose_mounts_what_is_written(every_chip: Placement) -> None:
         for mounted in service["volumes"]:
             if mounted.startswith("./"):
                 assert mounted[2:].split(":")[0] in files
+            if mounted.startswith("models:"):  # where its engine keeps what it downloads
+                assert mounted.split(":")[1] == service["environment"]["HF_HOME"]
         assert service["build"]["dockerfile"] in files, name
     by_chip = {member.engine.chip: services[member.label] for member in all_members(every_chip) if member.chips.start}
     reserved = by_chip["NVIDIA H20"]["deploy"]["resources"]["reservations"]["devices"]
