@@ -29,15 +29,25 @@ LAYOUTS = {
 """What ``--hicache-mem-layout`` names, and the order of axes in each layer's K and in its V. How far apart their
 elements are is read from the live tensors."""
 
+DEVICE_LAYOUTS = ("nhd",)
+
 
 def read(pool: Any) -> Group:
     """The pool of a model with one rank. Raises LayoutError, naming the field, for any that is not known here."""
     kind = type(pool).__name__
+    if kind != POOL:
+        raise LayoutError(
+            "the host pool is not of a kind whose pages this release stores",
+            field="kind of host pool",
+            ours=kind,
+            theirs=POOL,
+        )
     dtype = str(pool.dtype).removeprefix("torch.")
     for field, found, known in (
-        ("kind of host pool", kind, (POOL,)),
-        ("hicache-mem-layout", getattr(pool, "layout", ""), tuple(LAYOUTS)),
+        ("hicache-mem-layout", pool.layout, tuple(LAYOUTS)),
         ("dtype", dtype, DTYPES),
+        # Pages are copied to the host as they are, so what is no row of [head, dim] there is none here.
+        *(("layout of the device's pool", info.buffers.layout.value, DEVICE_LAYOUTS) for info in pool._buffer_infos),
     ):
         if found not in known:
             raise LayoutError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 import sglang_engine
 from fleet import Fleet, Running, http, prompt
+
+from deeplink.local import sglang, step
 
 pytestmark = pytest.mark.long
 
@@ -36,7 +39,7 @@ class Engines:
 @pytest.fixture(scope="module")
 def engines(fleet: Fleet) -> Iterator[Engines]:
     store = fleet.folder / "prefixes"
-    writer = _prepare(fleet, "hicache-writer", 16, store, "layer_first")
+    writer = _prepare(fleet, "hicache-writer", 16, store, "page_first")
     reader = _prepare(fleet, "hicache-reader", 64, store, "page_first_direct")
     alone = sglang_engine.prepare(fleet, "hicache-alone", "", page=64, flags=("--disable-radix-cache",))
     fleet.start(writer, reader, alone)
@@ -101,7 +104,7 @@ def test_salts_are_kept_apart(engines: Engines) -> None:
 
 
 def test_other_weights_are_not_read(engines: Engines) -> None:
-    other = _prepare(engines.fleet, "hicache-other", 16, engines.store, "layer_first", model=engines.fleet.variant())
+    other = _prepare(engines.fleet, "hicache-other", 16, engines.store, "page_first", model=engines.fleet.variant())
     engines.fleet.start(other)
     try:
         ids = prompt(200, seed=80)
@@ -129,7 +132,7 @@ def test_once_other_weights_are_loaded_nothing_is_read_or_written(engines: Engin
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
-        (("--hicache-mem-layout", "layer_first", "--page-size", "24"), "unit"),
+        (("--page-size", "24"), "unit"),
         (
             ("--hicache-mem-layout", "layer_first", "--hicache-host-memory-mode", "buffer_only"),
             "hicache-host-memory-mode",
@@ -137,7 +140,7 @@ def test_once_other_weights_are_loaded_nothing_is_read_or_written(engines: Engin
     ],
 )
 def test_what_is_not_supported_is_refused_at_the_start(engines: Engines, flags: tuple[str, ...], field: str) -> None:
-    refused = _prepare(engines.fleet, f"hicache-{field}", 16, engines.store, "layer_first", more=flags)
+    refused = _prepare(engines.fleet, f"hicache-{field}", 16, engines.store, "page_first", more=flags)
     refused.process.start()
     try:
         end = time.monotonic() + 200
@@ -146,6 +149,29 @@ def test_what_is_not_supported_is_refused_at_the_start(engines: Engines, flags: 
             time.sleep(0.5)
     finally:
         refused.process.stop()
+
+
+def test_sglangs_own_host_pools_have_the_layouts_that_are_declared(fleet: Fleet) -> None:
+    """Without an engine: every layout, and what is refused."""
+    inside = sglang_engine.installed()
+    program = Path(__file__).with_name("host_pools.py")
+    env = step.clean_environ() | {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "PYTHONPATH": f"{fleet.overlay}:{sglang.SHIMS}",
+    }
+    done = subprocess.run(
+        [inside.python, program], env=env, cwd=fleet.folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert sum(line.endswith(": proven") for line in lines) == 10
+    assert lines[10:] == [
+        "another order: layout",
+        "in use: hicache-storage-backend",
+        "shuffled: layout of the device's pool",
+        "layout: hicache-mem-layout",
+        "kind: kind of host pool",
+    ]
 
 
 def _prepare(
@@ -160,7 +186,8 @@ def _prepare(
         "gib": 1,
         "prefetch_threshold": 16,
     }
-    flags = ["--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-io-backend", "direct"]
+    io_backend = "direct" if layout.endswith("direct") else "kernel"
+    flags = ["--enable-hierarchical-cache", "--hicache-ratio", "2", "--hicache-io-backend", io_backend]
     flags += ["--hicache-mem-layout", layout, "--hicache-storage-prefetch-policy", "wait_complete"]
     flags += ["--hicache-storage-backend", "dynamic", "--hicache-storage-backend-extra-config", json.dumps(config)]
     flags += ["--log-level", "debug", *more]

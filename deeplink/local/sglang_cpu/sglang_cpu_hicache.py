@@ -7,6 +7,7 @@ these there.
 
 from __future__ import annotations
 
+import ctypes
 from types import ModuleType
 from typing import Any
 
@@ -19,16 +20,15 @@ def install(module: ModuleType) -> None:
     if module.__name__ == COMMON:
         module.ALLOC_MEMORY_FUNCS["cpu"] = _allocate
     else:
-        for function in (
-            transfer_kv_direct,
-            transfer_kv_per_layer_direct_pf_lf,
-            transfer_kv_all_layer_direct_lf_pf,
-        ):
+        for function in COPIES:
             setattr(module, function.__name__, function)
 
 
 def _allocate(dims: Any, dtype: Any, device: str, pin_memory: bool, allocator: Any, **options: object) -> Any:
     return allocator.allocate(dims, dtype=dtype, device=device)
+
+
+# The I/O backend `direct` names tensors on both sides.
 
 
 def transfer_kv_direct(src_layers: Any, dst_layers: Any, src_indices: Any, dst_indices: Any, page_size: int) -> None:
@@ -54,3 +54,122 @@ def transfer_kv_all_layer_direct_lf_pf(
     layers = len(src_ptrs) // len(dst_ptrs)
     for place, source in enumerate(src_ptrs):
         dst_ptrs[place // layers][pages, place % layers, places] = source[src_indices]
+
+
+# The I/O backend `kernel` names the layers of one side by their addresses, where it copies all of them. `item_size` is
+# the bytes of one layer's K of a slot.
+
+
+def transfer_kv_per_layer(
+    src_k: Any, dst_k: Any, src_v: Any, dst_v: Any, src_indices: Any, dst_indices: Any, item_size: int
+) -> None:
+    transfer_kv_direct([src_k, src_v], [dst_k, dst_v], src_indices, dst_indices, 1)
+
+
+def transfer_kv_all_layer(
+    src_k_layers: Any,
+    dst_k_layers: Any,
+    src_v_layers: Any,
+    dst_v_layers: Any,
+    src_indices: Any,
+    dst_indices: Any,
+    item_size: int,
+    num_layers: int,
+) -> None:
+    for sources, targets in ((src_k_layers, dst_k_layers), (src_v_layers, dst_v_layers)):
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            _rows(target, dst_indices, item_size)[dst_indices] = _rows(source, src_indices, item_size)[src_indices]
+
+
+def transfer_kv_per_layer_pf_lf(
+    src_k: Any,
+    dst_k: Any,
+    src_v: Any,
+    dst_v: Any,
+    src_indices: Any,
+    dst_indices: Any,
+    layer_id: int,
+    item_size: int,
+    src_layout_dim: int,
+) -> None:
+    """From ``[slot, layer, head, dim]``."""
+    for source, target in ((src_k, dst_k), (src_v, dst_v)):
+        target[dst_indices] = source[src_indices, layer_id]
+
+
+def transfer_kv_all_layer_lf_pf(
+    src_k_layers: Any,
+    dst_k: Any,
+    src_v_layers: Any,
+    dst_v: Any,
+    src_indices: Any,
+    dst_indices: Any,
+    item_size: int,
+    dst_layout_dim: int,
+    num_layers: int,
+) -> None:
+    for sources, target in ((src_k_layers, dst_k), (src_v_layers, dst_v)):
+        for layer, source in enumerate(sources.tolist()):
+            rows = _rows(source, src_indices, item_size)[src_indices]
+            target[dst_indices, layer] = rows.view(target.dtype).view(-1, *target.shape[2:])
+
+
+def transfer_kv_per_layer_ph_lf(
+    src_k: Any,
+    dst_k: Any,
+    src_v: Any,
+    dst_v: Any,
+    src_indices: Any,
+    dst_indices: Any,
+    layer_id: int,
+    item_size: int,
+    src_layout_dim: int,
+    page_size: int,
+    head_num: int,
+) -> None:
+    """From ``[page, head, slot, layer, dim]``."""
+    pages, places = src_indices // page_size, src_indices % page_size
+    for source, target in ((src_k, dst_k), (src_v, dst_v)):
+        target[dst_indices] = source[pages, :, places, layer_id]
+
+
+def transfer_kv_all_layer_lf_ph(
+    src_k_layers: Any,
+    dst_k: Any,
+    src_v_layers: Any,
+    dst_v: Any,
+    src_indices: Any,
+    dst_indices: Any,
+    item_size: int,
+    dst_layout_dim: int,
+    num_layers: int,
+    page_size: int,
+    head_num: int,
+) -> None:
+    pages, places = dst_indices // page_size, dst_indices % page_size
+    for sources, target in ((src_k_layers, dst_k), (src_v_layers, dst_v)):
+        for layer, source in enumerate(sources.tolist()):
+            rows = _rows(source, src_indices, item_size)[src_indices]
+            target[pages, :, places, layer] = rows.view(target.dtype).view(-1, head_num, target.shape[-1])
+
+
+def _rows(address: int, indices: Any, item_size: int) -> Any:
+    """The bytes of a layer's slots, up to the last that is named."""
+    import torch
+
+    count = int(indices.max()) + 1
+    memory = (ctypes.c_uint8 * (count * item_size)).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(count, item_size)
+
+
+COPIES = (
+    transfer_kv_direct,
+    transfer_kv_per_layer_direct_pf_lf,
+    transfer_kv_all_layer_direct_lf_pf,
+    transfer_kv_per_layer,
+    transfer_kv_all_layer,
+    transfer_kv_per_layer_pf_lf,
+    transfer_kv_all_layer_lf_pf,
+    transfer_kv_per_layer_ph_lf,
+    transfer_kv_all_layer_lf_ph,
+)
