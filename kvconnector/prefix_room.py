@@ -87,6 +87,8 @@ class Room:
                 return None
             if self.used() + size > self.limit:
                 self._evict(size)
+                if self.used() + size > self.limit:  # others have reserved all of it
+                    return None
             path = self.folder / RESERVED / uuid.uuid4().hex
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -75,8 +74,6 @@ class DeepLinkHiCache(HiCacheStorage):
         self._server_args = get_server_args()
         self._pages: Pages | None = None
         self._valid = True
-        self._reported = Counts()
-        self._lock = threading.Lock()
         check_supported(self._server_args)
         check_sizes(self._server_args.page_size, self._settings.unit)
         if naming.tree() != naming.PYTHON_TREE:

@@ -154,6 +154,20 @@ def test_an_entry_larger_than_the_bound_is_not_stored(tmp_path: Path) -> None:
     store.close()
 
 
+def test_what_others_have_reserved_is_not_given_twice(tmp_path: Path) -> None:
+    one, other = (Room(tmp_path / "store", 100) for _ in range(2))
+    held = one.reserve(60)
+    assert held is not None
+    assert other.reserve(60) is None
+    one.abandon(held)
+    again = other.reserve(60)
+    assert again is not None
+    other.abandon(again)
+    assert one.used() == 0
+    one.close()
+    other.close()
+
+
 def test_concurrent_writers_and_readers(tmp_path: Path) -> None:
     """Of few names, in little room: a reader has what was written under the name, or a miss."""
     size = content(0).nbytes + 72
