@@ -117,9 +117,13 @@ def prove(pool: Any, cache: Cache, io_backend: str) -> None:
                 of_side[layer][: pool.page_size] = states.to(where)
             slots_of_host = torch.from_numpy(slots[of_page].copy())
             # Where the indices have to be for each way of copying, as SGLang's controller has it.
-            indices = slots_of_host.to(where) if io_backend == "kernel" else slots_of_host
-            sources = slots_of_device if io_backend == "kernel" else slots_of_device.cpu()
-            pool.backup_from_device_all_layer(None, indices, sources, io_backend)
+            staged = pool.layout == "page_first" and pool.can_use_write_back_jit
+            pool.backup_from_device_all_layer(
+                None,
+                slots_of_host.to(where) if io_backend == "kernel" and not staged else slots_of_host,
+                slots_of_device if io_backend == "kernel" else slots_of_device.cpu(),
+                io_backend,
+            )
             if where.type not in device.HOST:
                 device.runtime(where).synchronize()
 
