@@ -177,7 +177,7 @@ class Store:
 
 
 def _bytes(wire_LSHTD: Elements) -> memoryview:
-    return memoryview(wire_LSHTD.view(np.uint8).reshape(-1))
+    return wire_LSHTD.view(np.uint8).reshape(-1).data
 
 
 def _fill(descriptor: int, views: list[Any]) -> int:

@@ -64,4 +64,4 @@ def _wanted() -> bool:
     if memory.hicache_storage_backend != "dynamic":
         return False
     found = HybridCacheController.parse_storage_backend_extra_config(memory.hicache_storage_backend_extra_config)[0]
-    return found.get("module_path") == MODULE
+    return bool(found.get("module_path") == MODULE)

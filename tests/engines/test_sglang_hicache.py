@@ -132,7 +132,7 @@ def test_once_other_weights_are_loaded_nothing_is_read_or_written(engines: Engin
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
-        (("--page-size", "24"), "unit"),
+        (("--page-size", "8"), "unit"),
         (
             ("--hicache-mem-layout", "layer_first", "--hicache-host-memory-mode", "buffer_only"),
             "hicache-host-memory-mode",
@@ -143,7 +143,7 @@ def test_what_is_not_supported_is_refused_at_the_start(engines: Engines, flags: 
     refused = _prepare(engines.fleet, f"hicache-{field}", 16, engines.store, "page_first", more=flags)
     refused.process.start()
     try:
-        end = time.monotonic() + 200
+        end = time.monotonic() + 100
         while f"field {field}" not in refused.process.log.read_text():
             assert time.monotonic() < end, refused.process.log.read_text()[-2000:]
             time.sleep(0.5)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, ClassVar
 
-import sglang_cpu_hicache
+import sglang_cpu_hicache  # type: ignore[import-not-found]  # beside this file, which is on the path itself
 
 
 class _Declare(importlib.abc.MetaPathFinder):
