@@ -103,6 +103,14 @@ def test_a_corrupted_entry_is_a_miss_and_gone(
     store.close()
 
 
+def test_an_entry_of_another_length_is_a_miss(store: Store) -> None:
+    store.put(NAMES[0], content(0))
+    with entry(store, NAMES[0]).open("ab") as file:
+        file.write(b"more")
+    assert read(store, NAMES[0]) is None
+    assert store.counts().corrupted == 1
+
+
 def test_an_entry_under_anothers_name_is_a_miss(store: Store) -> None:
     store.put(NAMES[0], content(0))
     store.put(NAMES[1], content(1))
