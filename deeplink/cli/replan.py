@@ -58,9 +58,7 @@ def command(fleet: Path, placement: Path, observed: Path, as_json: bool) -> None
             click.echo(f"{found.moved} of them are to be started" if found.moved else "none of them has to be started")
             for route in found.routes:
                 click.echo(f"{route.bucket}: {route.weight:.4g} from {route.prefill} to {route.decode}")
+        if found.step == "impossible":
+            click.echo("nothing that is left serves it: deeplink solve says what would, from a fleet file with it")
     if found.step == "impossible":
-        # On stderr, so that --json stays one document.
-        click.echo(
-            "nothing that is left serves it: deeplink solve says what would, from a fleet file with it", err=True
-        )
         sys.exit(IMPOSSIBLE)
