@@ -8,7 +8,7 @@ are for, and drops fields of a body that it does not know. Plugins may wrap what
     PrefillBootstrapQueue, DecodePreallocQueue       the manager gets the pool, senders and receivers their request
     add_http_request_metrics_middleware              called with the HTTP application, which gets one more middleware
     get_hash_str, resolve_tree_core_backend          what cached pages are called, for the storage backend
-    SchedulerWeightUpdaterManager                    the storage backend hears of other weights before they are loaded
+    SchedulerWeightUpdaterManager                    both backends hear of other weights before they are loaded
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ def _add_passage(app: Any) -> None:
 
 
 def _weights_changed(*arguments: Any, **options: Any) -> None:
-    # Imported by then where it is in use, and nothing to tell where it is not.
-    if (hicache := sys.modules.get("sglang_deeplink.hicache")) is not None:
-        hicache.weights_changed()
+    # Imported by then where they are in use, and nothing to tell where they are not.
+    for name in ("hicache", "process"):
+        if (module := sys.modules.get(f"sglang_deeplink.{name}")) is not None:
+            module.weights_changed()

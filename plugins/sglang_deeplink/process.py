@@ -49,6 +49,16 @@ class _AnyPrefill:
         return _Prefill()
 
 
+_managers: list[DeepLinkKVManager] = []
+"""Of this process: one, as SGLang makes it."""
+
+
+def weights_changed() -> None:
+    """Other weights are about to be loaded into this process."""
+    for manager in _managers:
+        manager.weights_changed()
+
+
 class DeepLinkKVManager(BaseKVManager):
     # What SGLang's scheduler asks of a manager beyond its base class.
     is_dummy_cp_rank = False
@@ -65,6 +75,8 @@ class DeepLinkKVManager(BaseKVManager):
         self.foreign_seconds = self._config.kv.foreign_seconds
         self._outcomes: dict[str, Outcome] = {}
         self._endpoint: Endpoint | None = None
+        self._closed = False
+        _managers.append(self)
         adapter.check_supported(server_args, self._config.kv, self.role)
 
     def register_to_bootstrap(self) -> None:
@@ -137,9 +149,20 @@ class DeepLinkKVManager(BaseKVManager):
         """Nobody will ask how this load has ended."""
         self.outcome(handoff)
 
+    def weights_changed(self) -> None:
+        """The contract says which weights the cache is of, and the caches of others would be taken for these."""
+        if self._endpoint is not None and not self._closed:
+            log.error(
+                "other weights are loaded into this engine, which deeplink has told its peers about those that it "
+                "started with; it hands nothing over any more until it is started again"
+            )
+            self._close()
+
     def _close(self) -> None:
-        self.endpoint.close()
-        self._control.close()
+        if not self._closed:
+            self._closed = True
+            self._control.close()
+            self.endpoint.close()
 
 
 class DeepLinkKVBootstrapServer(BaseKVBootstrapServer):

@@ -247,6 +247,30 @@ def test_other_weights_and_other_types_are_refused_by_name(sglang: Engines, matr
 
 
 @pytest.mark.long
+def test_an_engine_that_other_weights_were_loaded_into_hands_nothing_over(sglang: Engines) -> None:
+    """Its contract is of those that it was started with."""
+    fleet = sglang.fleet
+    changing = sglang_engine.prepare(fleet, "sglang-changing", "prefill", page=16)
+    fleet.start(changing)
+    try:
+        router = fleet.router(changing, sglang.decode, deadline=15)
+        body = completion(prompt(100, seed=2))
+        first = http(router + "/v1/completions", body)
+        assert first.status == 200, first.data
+        assert first.headers["x-deeplink-path"].startswith("handoff"), first.headers
+        other = {"model_path": str(fleet.variant()), "flush_cache": True}
+        loaded = http(changing.url + "/update_weights_from_disk", other, seconds=120)
+        assert loaded.status == 200, loaded.data
+        again = http(router + "/v1/completions", body)
+        assert again.status >= 500, again.data
+        assert again.error["code"], again.data
+        quiet(sglang.decode)
+        _works(sglang)
+    finally:
+        changing.process.stop()
+
+
+@pytest.mark.long
 def test_two_hundred_requests(sglang: Engines) -> None:
     load.run(sglang.fleet, sglang.prefill, sglang.decode, sglang.alone, sglang.router)
     _works(sglang)
