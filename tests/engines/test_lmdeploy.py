@@ -1,0 +1,349 @@
+"""LMDeploy with each kind of engine on the other side, in 16 bits: it takes no others.
+
+Two engines of unlike kinds round differently, so what is compared is what one engine thinks of the answer. Its tokens
+are forced upon an LMDeploy engine that computes them all at once, or upon the vLLM engine that decoded them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+import lmdeploy_engine
+import pytest
+import sglang_engine
+from fleet import SERVED, Answer, Fleet, Running, completion, http, prompt, quiet, ticketed, token_ids
+from lmdeploy_engine import Lmdeploy
+from matrix import Matrix
+
+pytestmark = pytest.mark.long
+LENGTHS = (5, 16, 17, 64, 65, 200, 500, 900)
+FORCED = (17, 65, 200)
+"""Of these prompts vLLM is asked for each token apart."""
+TOKENS = 64
+CHUNK = 128
+_SEEDS = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Engines:
+    """A prefill engine with blocks of 16 tokens, a decode engine with 64, and one like it that serves alone."""
+
+    fleet: Fleet
+    prefill: Lmdeploy
+    decode: Lmdeploy
+    alone: Lmdeploy
+
+
+@pytest.fixture(scope="module")
+def lmdeploy(fleet: Fleet) -> Iterator[Engines]:
+    made = (
+        lmdeploy_engine.prepare(fleet, "lmdeploy-prefill", "prefill", block=16),
+        lmdeploy_engine.prepare(fleet, "lmdeploy-decode", "decode", block=64),
+        lmdeploy_engine.prepare(fleet, "lmdeploy-alone", "", block=64),
+    )
+    fleet.start(*made)
+    yield Engines(fleet, *made)
+    for one in made:
+        one.process.stop()
+
+
+@pytest.fixture(scope="module")
+def vllm(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
+    """Blocks of 32 tokens in the prefill engine, of 128 in the decode engine."""
+    made = (
+        fleet.prepare("vllm-lm-prefill", "prefill", block_size=32, dtype="bfloat16"),
+        fleet.prepare("vllm-lm-decode", "decode", block_size=128, dtype="bfloat16"),
+    )
+    fleet.start(*made)
+    yield made
+    for one in made:
+        one.process.stop()
+
+
+@pytest.fixture(scope="module")
+def sglang(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
+    """Pages of 32 tokens in the prefill engine, of 128 in the decode engine."""
+    made = (
+        sglang_engine.prepare(fleet, "sglang-lm-prefill", "prefill", page=32, dtype="bfloat16"),
+        sglang_engine.prepare(fleet, "sglang-lm-decode", "decode", page=128, dtype="bfloat16"),
+    )
+    fleet.start(*made)
+    yield made
+    for one in made:
+        one.process.stop()
+
+
+def test_from_lmdeploy_to_lmdeploy(lmdeploy: Engines, matrix: Matrix) -> None:
+    _decoded_by_lmdeploy(lmdeploy, lmdeploy.prefill, matrix)
+
+
+def test_from_vllm_to_lmdeploy(lmdeploy: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
+    _decoded_by_lmdeploy(lmdeploy, vllm[0], matrix)
+
+
+def test_from_lmdeploy_to_vllm(lmdeploy: Engines, vllm: tuple[Running, Running], matrix: Matrix) -> None:
+    """What was handed over is in vLLM's prefix cache, on which the forced tokens are computed."""
+    decode = vllm[1]
+    answers = _hand_over(lmdeploy.prefill, decode)
+    apart, own = 0.0, 0.0
+    for words, answer in answers:
+        if len(words) not in FORCED:
+            continue
+        forced = token_ids(answer)
+        salts = ["", *(f"{kind}-{len(words)}" for kind in ("whole", "chunks"))]
+        for end in range(CHUNK, len(words), CHUNK):  # each computes what the one before has not
+            _vllm(decode, words[:end], salts[2])
+        handed, whole, chunks = (_forced(decode, words, forced, salt) for salt in salts)
+        apart = max(apart, *(abs(a - b) for a, b in zip(handed, whole, strict=True)))
+        own = max(own, *(abs(a - b) for a, b in zip(chunks, whole, strict=True)))
+    print(f"log-probabilities: apart {apart:.3f}, own {own:.3f}")
+    assert apart <= 2 * own, (apart, own)
+    matrix.record(lmdeploy.prefill.contract, decode.contract, "exact")
+
+
+def test_from_sglang_to_lmdeploy(lmdeploy: Engines, sglang: tuple[Running, Running], matrix: Matrix) -> None:
+    _decoded_by_lmdeploy(lmdeploy, sglang[0], matrix)
+
+
+def test_from_lmdeploy_to_sglang(lmdeploy: Engines, sglang: tuple[Running, Running], matrix: Matrix) -> None:
+    """SGLang's answer, in the eyes of an LMDeploy engine; beside it that of LMDeploy to itself."""
+    decode = sglang[1]
+    answers = _hand_over(lmdeploy.prefill, decode)
+    theirs = max(_regret(lmdeploy.alone, words, token_ids(answer)) for words, answer in answers)
+    _, own = _spread(lmdeploy, [words for words, _ in answers])
+    print(f"log-probabilities: from the likeliest {theirs:.3f}, own {own:.3f}")
+    assert theirs <= 4 * own, (theirs, own)
+    matrix.record(lmdeploy.prefill.contract, decode.contract, "exact")
+
+
+def test_a_ticket_is_needed_and_has_to_be_this_engines(lmdeploy: Engines) -> None:
+    """Straight to the engines, past the router: an error for this request, and the engines go on."""
+    decode, words = lmdeploy.decode, prompt(30, seed=52)
+    forged = {"kv_transfer_params": {"deeplink": {"side": "consume", "ticket": "x"}}}
+    foreign = {
+        "migration_request": {
+            "protocol": 1,
+            "remote_engine_id": lmdeploy.prefill.url,
+            "remote_session_id": 5,
+            "remote_token_id": 7,
+            "remote_block_ids": [1, 2, 3],
+        }
+    }
+    for fields in (forged, foreign):
+        answer = http(decode.url + "/v1/chat/completions", decode.body(words, 4, **fields))
+        assert answer.status in (400, 500), answer.data
+    _, ticket = ticketed(lmdeploy.prefill, decode)
+    wrong = {"kv_transfer_params": {"deeplink": {"side": "produce", "ticket": ticket}}}
+    assert http(decode.url + "/v1/chat/completions", decode.body(words, 4, **wrong)).status in (400, 500)
+    quiet(lmdeploy.prefill, decode)
+    _hand_over(lmdeploy.prefill, decode, (40,))
+
+
+def test_an_answer_of_one_token(lmdeploy: Engines) -> None:
+    """It is the token that prefill has sampled; LMDeploy would compute another."""
+    words = prompt(50, seed=61)
+    ((_, answer),) = _hand_over(lmdeploy.prefill, lmdeploy.decode, (50,), tokens=1, seed=61 - 50)
+    alone = http(lmdeploy.alone.url + "/v1/chat/completions", lmdeploy.alone.body(words, 1))
+    assert _ids(answer) == _ids(alone.json)
+    assert len(_ids(answer)) == 1
+
+
+def test_200_requests_of_which_a_fifth_is_given_up_and_a_restart(fleet: Fleet) -> None:
+    """No wrong token with status 200, no stuck request, nothing held after; errors only while the engine is away."""
+    model = lmdeploy_engine.small_model(fleet)
+    prefill = lmdeploy_engine.prepare(fleet, "lmdeploy-load-prefill", "prefill", block=16, model=model)
+    decode = lmdeploy_engine.prepare(fleet, "lmdeploy-load-decode", "decode", block=64, model=model)
+    fleet.start(prefill, decode)
+    try:
+        _two_hundred(fleet, prefill, decode)
+    finally:
+        for one in (prefill, decode):
+            one.process.stop()
+
+
+def _two_hundred(fleet: Fleet, prefill: Lmdeploy, decode: Lmdeploy) -> None:
+    router = fleet.router(prefill, decode)
+    bodies = [_text(20 + 9 * index, index) for index in range(20)]
+    expected = [_said(http(decode.url + "/v1/completions", body, seconds=120)) for body in bodies]
+    assert len(set(expected)) == len(bodies)
+    there = threading.Event()
+    there.set()
+    ends: Counter[int] = Counter()
+
+    def one(number: int) -> int:
+        if number == 100:
+            there.clear()
+            decode.kill()
+            decode.process.stop()
+            decode.process = lmdeploy_engine.again(fleet, decode)
+            fleet.start(decode)
+            there.set()
+        assert there.wait(200)
+        dice = random.Random(number)
+        index = number % len(bodies)
+        if dice.random() < 0.2:
+            _leave(router, bodies[index], dice.uniform(0, 1))
+            return 0
+        answer = http(router + "/v1/completions", bodies[index], seconds=120)
+        if answer.status == 200:
+            assert _said(answer) == expected[index], number
+        else:
+            assert answer.status >= 500, answer.data
+            assert answer.error["code"], answer.data
+        return answer.status
+
+    with ThreadPoolExecutor(16) as pool:
+        statuses = list(pool.map(one, range(200), timeout=500))
+    ends.update(statuses)
+    print(f"ends: {dict(ends)}")
+    assert ends[200] >= 110, ends
+    assert ends[0] >= 20, ends
+    assert set(statuses[:80]) <= {0, 200}, statuses
+    quiet(prefill, decode, seconds=35)
+    end = time.monotonic() + 20
+    while (answer := http(router + "/v1/completions", bodies[0])).status != 200 and time.monotonic() < end:
+        time.sleep(0.5)
+    assert _said(answer) == expected[0]
+    quiet(prefill, decode)
+
+
+def _decoded_by_lmdeploy(lmdeploy: Engines, prefill: Running, matrix: Matrix) -> None:
+    """The tokens and, where the prefill engine tells those of the first, their log-probabilities: at most twice as far
+    from those of an engine that computes them all at once as an answer that engine gives alone. Where they are not
+    told, each token is at most as far below the likeliest as two that are so far apart can be."""
+    scored = prefill.engine.name.startswith(("lmdeploy", "sglang"))
+    answers = _hand_over(prefill, lmdeploy.decode, **({"return_logprob": True} if scored else {}))
+    apart = 0.0
+    for words, answer in answers:
+        if scored:
+            apart = max(apart, _apart(lmdeploy.alone, words, answer))
+        else:
+            apart = max(apart, _regret(lmdeploy.alone, words, _ids(answer)) / 2)
+    _, own = _spread(lmdeploy, [words for words, _ in answers])
+    print(f"log-probabilities: apart {apart:.3f}, own {own:.3f}")
+    assert apart <= 2 * own, (apart, own)
+    matrix.record(prefill.contract, lmdeploy.decode.contract, "exact")
+
+
+def _hand_over(
+    prefill: Running,
+    decode: Running,
+    lengths: tuple[int, ...] = LENGTHS,
+    *,
+    tokens: int = TOKENS,
+    seed: int | None = None,
+    **more: Any,
+) -> list[tuple[list[int], Any]]:
+    """A prompt of each length, all at once, and its answer. Every byte was verified, and nothing is held after."""
+    base = 1000 * next(_SEEDS) if seed is None else seed
+    prompts = [prompt(length, seed=base + length) for length in lengths]
+
+    def one(words: list[int]) -> Any:
+        name, ticket = ticketed(prefill, decode, 120)
+        for engine, side, count in ((prefill, "produce", 1), (decode, "consume", tokens)):
+            params = {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}
+            answer = _ask(engine, words, count, **params, **more)
+            assert answer.status == 200, answer.data
+        ours, theirs = _ends(prefill, decode, name)
+        assert ours["digest"] == theirs["digest"] != "", len(words)
+        return answer.json
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(one, prompts))
+    quiet(prefill, decode)
+    return list(zip(prompts, answers, strict=True))
+
+
+def _ask(engine: Running, words: list[int], tokens: int, **more: Any) -> Answer:
+    if isinstance(engine, Lmdeploy):
+        return http(engine.url + "/v1/chat/completions", engine.body(words, tokens, **more), seconds=120)
+    if more.pop("return_logprob", False):
+        more["logprobs"] = 1
+    return http(engine.url + "/v1/completions", completion(words, tokens, **more), seconds=120)
+
+
+def _ids(answer: Any) -> list[int]:
+    ids: list[int] = answer["choices"][0]["output_ids"]
+    return ids
+
+
+def _spread(lmdeploy: Engines, prompts: list[list[int]]) -> tuple[list[Any], float]:
+    """The answers of the engine alone, and how far what it told of them is from what it thinks of them at once."""
+
+    def one(words: list[int]) -> Any:
+        answer = _ask(lmdeploy.alone, words, TOKENS, return_logprob=True)
+        assert answer.status == 200, answer.data
+        return answer.json
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(one, prompts))
+    pairs = zip(prompts, answers, strict=True)
+    return answers, max(_apart(lmdeploy.alone, words, answer) for words, answer in pairs)
+
+
+def _apart(alone: Lmdeploy, words: list[int], answer: Any) -> float:
+    told = [float(value) for value, _ in answer["choices"][0]["output_token_logprobs"]]
+    own, _ = alone.scores(words + _ids(answer), len(words))
+    return max(abs(a - b) for a, b in zip(told, own, strict=True))
+
+
+def _regret(alone: Lmdeploy, words: list[int], ids: list[int]) -> float:
+    own, best = alone.scores(words + ids, len(words))
+    return max(b - a for a, b in zip(own, best, strict=True))
+
+
+def _forced(engine: Running, words: list[int], forced: list[int], salt: str) -> list[float]:
+    """The log-probability of each of the forced tokens after the ones before. The cache under `salt` is used."""
+    return [_vllm(engine, words + forced[:at], salt, token) for at, token in enumerate(forced)]
+
+
+def _vllm(engine: Running, words: list[int], salt: str, token: int | None = None) -> float:
+    more: dict[str, Any] = {"cache_salt": salt} if salt else {}
+    if token is not None:
+        more["allowed_token_ids"] = [token]
+    answer = http(engine.url + "/v1/completions", completion(words, 1, logprobs=1, **more))
+    assert answer.status == 200, answer.data
+    value: float = answer.json["choices"][0]["logprobs"]["token_logprobs"][0]
+    return value
+
+
+def _text(words: int, seed: int) -> dict[str, Any]:
+    dice = random.Random(seed)
+    text = " ".join(f"w{dice.randrange(3, 1000)}" for _ in range(words))
+    return {"model": SERVED, "prompt": text, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+def _said(answer: Answer) -> str:
+    assert answer.status == 200, answer.data
+    text: str = answer.json["choices"][0]["text"]
+    return text
+
+
+def _leave(url: str, body: dict[str, Any], seconds: float) -> None:
+    """Send a request, and go away after a while."""
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    time.sleep(seconds)
+    connection.close()
+
+
+def _ends(prefill: Running, decode: Running, name: str) -> tuple[dict[str, object], dict[str, object]]:
+    """Both sides' records, once the producer knows of the end too."""
+    end = time.monotonic() + 2
+    while True:
+        ours, theirs = prefill.handoff(name), decode.handoff(name)
+        if (ours["state"], theirs["state"]) == ("drained", "loaded"):
+            return ours, theirs
+        assert time.monotonic() < end, (ours, theirs)
+        time.sleep(0.05)
