@@ -1,8 +1,9 @@
 """Times on a chip of which only the datasheet is known, with an interval that is learnt from the other chips.
 
 For each of five chips in turn: the reached fractions of the peaks are fitted to the four others, and how wrong that is
-is seen by leaving each of those four out as well. The interval is what nine of ten of these errors are within, every
-chip counting alike (conformal prediction over chips). Nothing of the chip itself is used but its datasheet.
+is seen by leaving each of those four out as well. The interval is from where one in twenty of these errors is below to
+where one in twenty is above, for prefill and for decode apart, every chip counting alike (conformal prediction over
+chips). Nothing of the chip itself is used but its datasheet.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Array = NDArray[np.float64]
 
 def found(share: float = 0.9) -> tuple[float, float]:
     """Which part of the settings is within the interval, and the median of its half-widths."""
-    chips, of, seconds = _settings()
+    chips, prefill, of, seconds = _settings()
     names = sorted(set(chips))
     within, widths = [], []
     for held in names:
@@ -40,23 +41,26 @@ def found(share: float = 0.9) -> tuple[float, float]:
                 mine = chips == other
                 fitted = _fit(of[(chips != held) & ~mine], seconds[(chips != held) & ~mine])
                 errors[mine] = np.log(_times(fitted, of[mine]) / seconds[mine])
-        half = _quantile(np.abs(errors[chips != held]), chips[chips != held], share)
-        mine = chips == held
-        off = np.abs(np.log(_times(_fit(of[~mine], seconds[~mine]), of[mine]) / seconds[mine]))
-        within += list(off <= half)
-        widths += [math.expm1(half)] * int(mine.sum())
+        fitted = _fit(of[chips != held], seconds[chips != held])
+        for phase in (prefill, ~prefill):
+            learnt, mine = phase & (chips != held), phase & (chips == held)
+            low, high = (_quantile(errors[learnt], chips[learnt], part) for part in ((1 - share) / 2, (1 + share) / 2))
+            off = np.log(_times(fitted, of[mine]) / seconds[mine])
+            within += list((low <= off) & (off <= high))
+            widths += [math.expm1((high - low) / 2)] * int(mine.sum())
     return float(np.mean(within)), statistics.median(widths)
 
 
-def _quantile(errors: Array, chips: NDArray[np.str_], share: float) -> float:
+def _quantile(errors: Array, chips: NDArray[np.str_], part: float) -> float:
     counts = {name: int((chips == name).sum()) for name in set(chips)}
     weights = np.array([1 / counts[name] for name in chips])
     order = np.argsort(errors)
     reached = np.cumsum(weights[order]) / weights.sum()
-    return float(errors[order][min(int(np.searchsorted(reached, share)), len(errors) - 1)])
+    return float(errors[order][min(int(np.searchsorted(reached, part)), len(errors) - 1)])
 
 
-def _settings() -> tuple[NDArray[np.str_], Array, Array]:
+def _settings() -> tuple[NDArray[np.str_], NDArray[np.bool_], Array, Array]:
+    """By setting: the chip, whether it is prefill, the features, and the seconds."""
     models = catalogue.known_models()
     rows = importers.splitwise(DATA / "splitwise" / "perf_model.csv.gz") + importers.helix(DATA / "helix", models)
     chips = {row.chip: catalogue.chip(row.chip) for row in rows}
@@ -67,7 +71,13 @@ def _settings() -> tuple[NDArray[np.str_], Array, Array]:
             settings[row.chip, row.model, row.tp, row.phase, row.sizes, row.source].append(row)
     first = [many[0] for many in settings.values()]
     seconds = [statistics.median(row.seconds for row in many) for many in settings.values()]
-    return np.array([row.chip for row in first]), np.array([_features(row) for row in first]), np.array(seconds)
+    prefill = np.array([row.phase == "prefill" for row in first])
+    return (
+        np.array([row.chip for row in first]),
+        prefill,
+        np.array([_features(row) for row in first]),
+        np.array(seconds),
+    )
 
 
 def _features(row: Measurement) -> list[float]:

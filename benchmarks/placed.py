@@ -108,6 +108,8 @@ def run() -> Found:
     finally:
         shutil.rmtree(folder)
     assert after.predicted is not None
+    for one in done:
+        _say(f"first token after {one.tokens[0] - one.sent:.3f} s, each further one after {_further(one) * 1e3:.1f} ms")
     return Found(
         (after.predicted.ttft_p50.value, statistics.median(one.tokens[0] - one.sent for one in done)),
         (after.predicted.tpot_p50.value, statistics.median(_further(one) for one in done)),

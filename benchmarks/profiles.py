@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import silicon
 from rows import RESULTS, machine
 
 from deeplink.solver import catalogue, model
@@ -28,17 +29,7 @@ from deeplink.solver.problem import Role
 from deeplink.solver.solve import solve
 
 CHIPS = 16
-QWEN = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "num_hidden_layers": 64,
-    "hidden_size": 5120,
-    "intermediate_size": 25600,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "torch_dtype": "bfloat16",
-}
+MODEL = "Qwen3-32B"
 PROFILES = (("8K/2K", 8000.0, 2000.0, 5.0), ("30K/2K", 30000.0, 2000.0, 15.0))
 PAIRS = (
     ("NVIDIA H100 SXM", "NVIDIA H20"),
@@ -126,7 +117,7 @@ def _fleet(
     names: Sequence[str], roles: tuple[Role, ...], prompt: float, output: float, ttft: float, gigabytes: float
 ) -> Fleet:
     return Fleet(
-        model=model.parse(QWEN, "Qwen3-32B"),
+        model=model.parse(silicon.CONFIGS[MODEL], MODEL),
         pools=tuple(_inventory(name, roles) for name in names),
         workload=Workload(1.0, 1.0, (Bucket("one", prompt, output, 1.0),)),
         service=Service(ttft, 0.05),
@@ -189,7 +180,21 @@ def _table(lines: Sequence[Line]) -> str:
                 line.engines,
             ]
         )
-    return "\n".join(f"| {' | '.join(row)} |" for row in out) + "\n\n" + _verdict(lines)
+    return "\n".join(f"| {' | '.join(row)} |" for row in out) + f"\n\n{_verdict(lines)}\n\n{_cited()}"
+
+
+def _cited() -> str:
+    """Where the figures of each chip come from, and the parts of its peaks that are counted on."""
+    sentences = []
+    for name in dict.fromkeys(name for pair in PAIRS for name in pair):
+        chip, reached = catalogue.chip(name), catalogue.fractions(catalogue.chip(name))
+        sentences.append(
+            f"- {_short(name)}: {dict(chip.flops)['16bit'] / 1e12:g} TFLOPS, {chip.memory / 1e9:g} GB, "
+            f"{chip.bandwidth / 1e9:g} GB/s, {chip.link / 1e9:g} GB/s between chips of a host ({chip.source}). "
+            f"Of these {reached.compute:.0%} of the operations and {reached.memory:.0%} of the bandwidth "
+            f"({reached.source}), ±{reached.error:.0%}."
+        )
+    return "Cited:\n\n" + "\n".join(sentences)
 
 
 def _verdict(lines: Sequence[Line]) -> str:

@@ -1,4 +1,4 @@
-"""The router's own cost on one pinned core, beside vllm-router, sglang-router, smg and nginx, in one run.
+"""The router's own cost on one pinned core, beside vllm-router, sglang-router, smg, nginx and a bare proxy, in one run.
 
     python benchmarks/router.py --peers FOLDER [--json FILE] [--save] [--seconds N] [--rounds N]
 
@@ -9,7 +9,7 @@ tree of processes, so it holds where others share the machine; requests a second
 direct run.
 
 `deeplink` runs with a key for inference, limits, metrics, its access log and the policy that counts tokens;
-`deeplink-stripped` without key, without a log, with round robin.
+`deeplink-stripped` without key, without a log, with round robin; `bare` is the proxy of `router_bare.py`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Bench:
 
     def names(self) -> list[str]:
         found = [name for name in PEERS if self.peers and (self.peers / name / "bin" / name).exists()]
-        return ["deeplink", "deeplink-stripped", *found, *(["nginx"] if shutil.which("nginx") else [])]
+        return ["deeplink", "deeplink-stripped", "bare", *found, *(["nginx"] if shutil.which("nginx") else [])]
 
     @contextmanager
     def engines(self) -> Iterator[None]:
@@ -131,6 +131,8 @@ class Bench:
             quiet = "" if full else "logging.disable(logging.INFO);"
             program = f"import logging; {quiet} from deeplink.cli import main; main()"
             return [sys.executable, "-c", program, "router", "--config", config, "--port", port]
+        if name == "bare":
+            return [sys.executable, HERE / "router_bare.py", port, *engines]
         if name == "nginx":
             upstream = " ".join(f"server 127.0.0.1:{engine};" for engine in engines)
             config = self.folder / "proxy.conf"
@@ -335,6 +337,7 @@ def rows(found: dict[str, Measured]) -> list[Row]:
         made += [
             Row("cpu_per_request", min(ours.cpu), "ms", name, mark, 0.6),
             Row("cpu_per_request_stripped", low("deeplink-stripped", "cpu"), "ms", name, mark),
+            Row("cpu_per_request_bare", low("bare", "cpu"), "ms", name, mark),
         ]
         name, mark = best("cpu_large")
         made.append(Row("cpu_per_request_32kb", min(ours.cpu_large), "ms", name, mark))
@@ -379,7 +382,7 @@ def main() -> None:
                     print(f"round {turn + 1}: {name}", file=sys.stderr, flush=True)
                     bench.requests(name, found.setdefault(name, Measured()))
             for name in names:
-                if name != "deeplink-stripped":
+                if name not in ("deeplink-stripped", "bare"):
                     print(f"streams: {name}", file=sys.stderr, flush=True)
                     try:
                         bench.pace(name, options.streams, found[name])

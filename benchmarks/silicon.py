@@ -6,9 +6,6 @@ requests of a step end, and as many are begun. The step and the prefill are the 
 roofline with the reached fractions of the peaks, the time of a layer, the time of a sequence and what two chips have to
 tell each other in every layer. These nine numbers are fitted to all runs of two models, with a pull towards round
 values, and predict the third; `pattern` is a deterministic search.
-
-The time to first token is prefill times a power of `c`, one for each engine: requests of one length end together, and
-so come together again. How much together is a matter of how a run was made, which the table does not say.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import csv
 import gzip
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,12 +140,18 @@ def fits(run: Run) -> float:
     return min(float(run.together), max(room / (token * (run.prompt + run.output / 2)), 1.0))
 
 
+def step(numbers: Array, of: Array) -> Array:
+    """Seconds of a decode step in which nothing is prefilled."""
+    weights, cache, flops, told, layers, _, _, together, _, reduces = of.T
+    memory, kv, compute, layer, sequence, link, reduce, _, _ = numbers
+    kernels = np.maximum(weights / memory + cache / kv, flops / compute)
+    found: Array = kernels + layers * layer + together * sequence + reduces * reduce + told / link
+    return found
+
+
 def tpot(numbers: Array, of: Array) -> Array:
-    weights, cache, flops, told, layers, _, _, together, output, reduces = of.T
-    memory, kv, compute, layer, sequence, link, reduce, part, _ = numbers
-    step = np.maximum(weights / memory + cache / kv, flops / compute)
-    fixed = layers * layer + together * sequence + reduces * reduce + told / link
-    found: Array = step + fixed + part * together / output * prefill(numbers, of)
+    together, output = of[:, 7], of[:, 8]
+    found: Array = step(numbers, of) + numbers[7] * together / output * prefill(numbers, of)
     return found
 
 
@@ -187,11 +190,10 @@ def pattern(loss: Callable[[Array], float], start: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Relative errors of one run."""
+    """Relative error of one run's time for each further token."""
 
     run: Run
     tpot: float
-    ttft: float
 
 
 def left_out() -> list[Error]:
@@ -203,28 +205,9 @@ def left_out() -> list[Error]:
         others = [index for index, run in enumerate(every) if run.model != held]
         mine = [index for index, run in enumerate(every) if run.model == held]
         numbers = fit(of[others], np.array([every[i].tpot for i in others]))
-        alone = prefill(numbers, of)
-        growth = {
-            engine: _power([(every[i], alone[i]) for i in others if every[i].engine == engine])
-            for engine in {run.engine for run in every}
-        }
         times = tpot(numbers, of)
-        for index in mine:
-            run = every[index]
-            factor, power = growth[run.engine]
-            first = alone[index] * factor * run.together**power
-            found.append(Error(run, abs(float(times[index]) / run.tpot - 1), abs(float(first) / run.ttft - 1)))
+        found += [Error(every[index], abs(float(times[index]) / every[index].tpot - 1)) for index in mine]
     return found
-
-
-def _power(pairs: Sequence[tuple[Run, float]]) -> tuple[float, float]:
-    """`ttft = prefill * factor * together ** power`, by least squares of logarithms."""
-    x = [math.log(run.together) for run, _ in pairs]
-    y = [math.log(run.ttft / seconds) for run, seconds in pairs]
-    if len(set(x)) < 2:
-        return math.exp(statistics.mean(y)), 0.0
-    power, level = np.polyfit(x, y, 1)
-    return math.exp(level), float(power)
 
 
 def _model(name: str, fp8: bool) -> Model:
@@ -234,11 +217,6 @@ def _model(name: str, fp8: bool) -> Model:
 
 if __name__ == "__main__":
     errors = left_out()
-    for held in CONFIGS:
-        mine = [one for one in errors if one.run.model == held]
-        for what in ("tpot", "ttft"):
-            values = [getattr(one, what) for one in mine]
-            print(f"{held} {what}: mean {statistics.mean(values):.3f}, median {statistics.median(values):.3f}")
-    for what in ("tpot", "ttft"):
-        values = [getattr(one, what) for one in errors]
-        print(f"all {what}: mean {statistics.mean(values):.3f}, median {statistics.median(values):.3f}")
+    for held in (*CONFIGS, "all"):
+        values = [one.tpot for one in errors if held in (one.run.model, "all")]
+        print(f"{held}: mean {statistics.mean(values):.3f}, median {statistics.median(values):.3f}")

@@ -104,7 +104,7 @@ class RouterSection(_Strict):
     prefill_policy: Annotated[str, Field(description="which engine prefills")] = "least_load"
     decode_policy: Annotated[str, Field(description="which engine decodes, or does all of a request")] = "least_load"
     dispatch: Annotated[
-        Literal["sequential", "together"],
+        Literal["auto", "sequential", "together"],
         Field(description="whether decode is asked once prefill is done, or both engines at once"),
     ] = "sequential"
     min_prefill: Annotated[
@@ -129,7 +129,7 @@ class RouterSection(_Strict):
     ] = PATHS
     tls: RouterTlsSection | None = None
     max_connections: Annotated[int, Field(ge=1, description="most connections of clients at a time")] = 4096
-    header_seconds: Annotated[float, Field(gt=0, description="for a new connection's first request head")] = 10.0
+    header_seconds: Annotated[float, Field(gt=0, description="for the head of a request")] = 10.0
     deadline: Annotated[float, Field(gt=0, description="seconds from the choice to the KV being loaded")] = 120.0
     max_body: Annotated[int, Field(gt=0, description="largest request body, bytes")] = 32 << 20
     poll: Annotated[float, Field(gt=0, description="seconds between looks at each engine's contract")] = 1.0

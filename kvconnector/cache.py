@@ -7,7 +7,7 @@ torch tensors. What a `Group` needs of either are the methods here, and it does 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from deeplink.kvconnector import convert
 from deeplink.kvconnector.layout import Bound
-from deeplink.kvconnector.plan import Chunk, runs
+from deeplink.kvconnector.plan import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Cache:
 
     layers: tuple[npt.NDArray[Any], ...]
     bound: Bound
+    _checked: list[convert.Blocks] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What was found of the arrays, once they were used."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -61,10 +63,14 @@ class Cache:
     def gather(self, table: Sequence[int], chunk: Chunk, wire_LSHTD: npt.NDArray[Any]) -> None:
         """Copy the chunk's tokens out of the blocks; done when it returns. The caller vouches that nobody writes to
         them, and that what has is done, or on a device, on the calling thread's current stream."""
-        convert.gather(self.layers, self.bound, runs(table, self.bound.block_size, chunk), wire_LSHTD)
+        convert.copy_chunk(self._blocks(wire_LSHTD), table, chunk, chunk.start, wire_LSHTD, "wire")
 
     def scatter(self, wire_LSHTD: npt.NDArray[Any], origin: int, table: Sequence[int], chunk: Chunk) -> None:
         """Copy the chunk's tokens into the blocks; done when it returns. The wire begins at token `origin`; the caller
         owns the blocks."""
-        where = runs(table, self.bound.block_size, chunk, origin)
-        convert.scatter(wire_LSHTD, self.bound, where, self.layers)
+        convert.copy_chunk(self._blocks(wire_LSHTD), table, chunk, origin, wire_LSHTD, "blocks")
+
+    def _blocks(self, wire_LSHTD: npt.NDArray[Any]) -> convert.Blocks:
+        if not self._checked:
+            self._checked.append(convert.Blocks.of(self.layers, self.bound, wire_LSHTD.dtype))
+        return self._checked[0]

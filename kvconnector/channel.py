@@ -15,7 +15,8 @@ After both Hellos each side negotiates on its own; they reach the same answer. T
 Where the connection breaks in between, the consumer opens another and claims again, under the same name, from the first
 tokens that have not landed.
 
-The data itself never travels here. The engine's own control endpoint uses the same channel with Ask and Cancel.
+The data itself never travels here. The engine's own control endpoint uses the same channel with Ask and Cancel, and an
+engine that is not to claim before there is something to fetch finds out with Watch (`watching`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -36,6 +36,7 @@ from deeplink.kvconnector.contract import MAX_BYTES, Contract, Count, Name, Text
 from deeplink.kvconnector.digest import ALL, Sample
 from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.handoff import Record
+from deeplink.kvconnector.inbox import Inbox
 from deeplink.kvconnector.negotiate import Agreement
 from deeplink.kvconnector.tally import Half, Tally
 from deeplink.kvconnector.ticket import MAX_TEXT as MAX_TICKET
@@ -141,6 +142,25 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     handoff: Name
 
 
+MAX_WATCHED = 256
+"""Handoffs in one question."""
+NOT_BEGUN, BEGUN, COMPLETE = 0, 1, 2
+"""How far a prefill is: nothing is staged yet, something is, or there is nothing more to wait for (all is computed, or
+the handoff has ended in whichever way)."""
+
+
+class Watch(msgspec.Struct, frozen=True, tag="watch"):
+    """How far these handoffs are. Answered at once if one is further than `known`, else after a moment. As many
+    of these may follow on one channel as its owner likes."""
+
+    handoffs: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_WATCHED)]
+    known: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_WATCHED)]
+
+
+class Watched(msgspec.Struct, frozen=True, tag="watched"):
+    stages: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_WATCHED)]
+
+
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """`record` answers an Ask about a handoff (None: unknown), the rest an Ask about the process. `halves` are its
     sides, by name."""
@@ -156,7 +176,9 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     tallies: tuple[Tally, ...] = ()
 
 
-Message = Hello | Claim | Accept | Chunk | Grant | Sent | Landed | End | Fail | Quit | Ask | Cancel | Answer
+Message = (
+    Hello | Claim | Accept | Chunk | Grant | Sent | Landed | End | Fail | Quit | Ask | Cancel | Answer | Watch | Watched
+)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
@@ -182,6 +204,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.broken = False
         self._shared = wire.Shared(sock)
+        self._inbox = Inbox(sock)
         self._sending = threading.Lock()
 
     @staticmethod
@@ -196,35 +219,42 @@ class Channel:
 
     def send(self, message: Message, deadline: float) -> None:
         data = _encoder.encode(message)
-        with self._sending, self._use() as sock:
-            wire.send(sock, _LENGTH.pack(len(data)) + data, deadline)
+        try:
+            with self._sending, self._shared.use() as sock:
+                wire.send(sock, _LENGTH.pack(len(data)) + data, deadline)
+        except PeerGone:
+            self.broken = True
+            raise
 
     def receive(self, deadline: float) -> Message:
-        with self._use() as sock:
-            (length,) = _LENGTH.unpack(wire.receive(sock, _LENGTH.size, deadline))
-            if length > MAX_FRAME:
-                raise ProtocolError(
-                    "a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length)
-                )
-            return decode(wire.receive(sock, length, deadline))
-
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[socket.socket]:
         try:
-            with self._shared.use() as sock:
-                yield sock
+            with self._shared.use():
+                (length,) = _LENGTH.unpack(self._inbox.take(_LENGTH.size, deadline))
+                if length > MAX_FRAME:
+                    raise ProtocolError(
+                        "a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length)
+                    )
+                return decode(self._inbox.take(length, deadline))
         except PeerGone:
             self.broken = True
             raise
 
     def readable(self, seconds: float) -> bool:
-        with self._use() as sock:
-            return wire.readable(sock, seconds)
+        try:
+            with self._shared.use() as sock:
+                return self._inbox.waiting or wire.readable(sock, seconds)
+        except PeerGone:
+            self.broken = True
+            raise
 
     def ended(self) -> bool:
         """Whether the peer has closed the connection and all it said has been read. Does not wait."""
-        with self._use() as sock:
-            return wire.ended(sock)
+        try:
+            with self._shared.use() as sock:
+                return not self._inbox.waiting and wire.ended(sock)
+        except PeerGone:
+            self.broken = True
+            raise
 
     def last_words(self) -> Reason | None:
         """Why the peer left, if it said so before: a Fail or Quit that has arrived and was not read yet.

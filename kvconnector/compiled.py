@@ -43,10 +43,12 @@ def warm(by: By | None = None) -> float:
     from numba.core.errors import NumbaError
 
     from deeplink.kvconnector import kernels, xxh3
+    from deeplink.kvconnector.transport import windows
 
     try:
         kernels.warm()
         xxh3.warm()
+        windows.warm()
     except NumbaError as exc:
         if by or os.environ.get(VARIABLE):
             raise

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from deeplink.errors import DeeplinkError, HandoffError, LayoutError, Reason, Refused
 from deeplink.kvconnector import channel as ch
@@ -55,6 +55,8 @@ class Consumer:
         self._rank = rank
         self._channels: Pool[ch.Channel] = Pool()
         self._loads: dict[str, Load] = {}
+        self._concluding: set[Load] = set()
+        """Those that have ended well, and whose producers have yet to say that they know."""
         self._ended: deque[Outcome] = deque()
         self._lock = threading.Lock()
         self._closed = False
@@ -108,8 +110,10 @@ class Consumer:
         """Give up what is loading, let the producers know (within a second), and close what is kept open."""
         with self._lock:
             self._closed = True
-            loads = list(self._loads.values())
+            loads, concluding = list(self._loads.values()), list(self._concluding)
         until = time.monotonic() + FAREWELL_SECONDS
+        for load in concluding:
+            self._hang_up(load)
         for thread in [thread for load in loads for thread in self._give_up(load, given_up())]:
             thread.join(max(0.0, until - time.monotonic()))
         self._channels.close()
@@ -123,6 +127,8 @@ class Consumer:
 
     def _give_up(self, load: Load, why: DeeplinkError) -> list[threading.Thread]:
         with load.lock:
+            if load.loaded:  # it ends well in this moment, and nothing is written any more
+                return []
             load.cancelled = True
             channels = list(load.channels)
         self._end(load, why.reason())
@@ -138,6 +144,14 @@ class Consumer:
                 threads.append(thread)
         return threads
 
+    def _hang_up(self, load: Load) -> None:
+        """Close the channels of a load that has ended."""
+        with load.lock:
+            load.cancelled = True
+            channels = list(load.channels)
+        for channel in channels:
+            channel.close()
+
     def _run(self, load: Load) -> None:
         # Whatever happens in this thread, the engine hears of the end: a request must not wait for a dead thread.
         reason: Reason | None = _unexpected().reason()
@@ -148,7 +162,11 @@ class Consumer:
         except DeeplinkError as exc:
             reason = exc.reason()
         finally:
-            self._end(load, reason)
+            if load.loaded:
+                with self._lock:
+                    self._concluding.discard(load)
+            else:
+                self._end(load, reason)
 
     def _end(self, load: Load, reason: Reason | None) -> None:
         """Close the load, once; who comes second changes nothing."""
@@ -174,7 +192,21 @@ class Consumer:
 
     def _receive(self, load: Load) -> None:
         """From all sources at once; the first that fails ends the load."""
-        sources = self._sources(load)
+        missing: set[Receiving] = set()
+
+        def landed(receiving: Receiving) -> None:
+            """The engine goes on with the last of them, and does not wait for what the producers are still told."""
+            with load.lock:
+                last = missing == {receiving}
+                missing.discard(receiving)
+                load.loaded = load.loaded or (last and not load.cancelled)
+            if last and load.loaded:
+                with self._lock:
+                    self._concluding.add(load)
+                self._end(load, None)
+
+        sources = self._sources(load, landed)
+        missing.update(receiving for receiving, _ in sources)
         failed: list[DeeplinkError] = []
         done: list[Receiving] = []
 
@@ -190,7 +222,7 @@ class Consumer:
             finally:
                 if why is not None:
                     failed.append(why)
-                    if len(failed) == 1 and len(sources) > 1:
+                    if len(failed) == 1 and len(sources) > 1 and not load.loaded:
                         self._give_up(load, why)
 
         threads: list[threading.Thread] = []
@@ -214,7 +246,7 @@ class Consumer:
         if len(done) < len(sources):
             raise _unexpected()
 
-    def _sources(self, load: Load) -> list[tuple[Receiving, bool]]:
+    def _sources(self, load: Load, landed: Callable[[Receiving], None]) -> list[tuple[Receiving, bool]]:
         """What is taken from each source, once a channel to it is open; and whether that was open already.
 
         An order for nothing goes to all of them too: each is told that it may let go.
@@ -249,6 +281,7 @@ class Consumer:
                     self._quarantine,
                     self._transports,
                     self._verify,
+                    landed,
                 )
                 found.append((receiving, kept))
             if needs.missing:

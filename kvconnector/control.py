@@ -46,9 +46,17 @@ class Control:
     """Serves in a thread of its own from `start` on; `close` ends it."""
 
     def __init__(
-        self, contract: co.Contract, secret: bytes, blocks: Callable[[], Blocks], tls: Tls | None = None
+        self,
+        contract: co.Contract,
+        secret: bytes,
+        blocks: Callable[[], Blocks],
+        tls: Tls | None = None,
+        *,
+        early: bool = False,
     ) -> None:
+        """`early`: a claim may be asked of it before its prefill has begun, and costs it nothing until then."""
         self._contract = contract
+        self._early = early
         self._secret = secret
         self._token = shared.control_token(secret)
         self._blocks = blocks
@@ -127,6 +135,7 @@ class Control:
                 "role": contract.role,
                 "epoch": contract.epoch,
                 "blocks": {"total": blocks.total, "held": blocks.held},
+                "early": self._early,
                 "staging": {
                     "capacity": sum(answer.staging_capacity for answer in answers),
                     "used": sum(answer.staging_used for answer in answers),

@@ -13,8 +13,8 @@ Tensors carry their axes as a suffix: L layer, S kv (K then V), H head, T token 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from deeplink.errors import LayoutError
 from deeplink.kvconnector import compiled
 from deeplink.kvconnector.layout import ELEMENTS, Bound
 from deeplink.kvconnector.moves import Into, Move, checked, moves, widest
-from deeplink.kvconnector.plan import Run
+from deeplink.kvconnector.plan import Chunk, Run, runs
 
 Elements = npt.NDArray[Any]
 
@@ -64,27 +64,71 @@ def copy(
     by: compiled.By | None = None,
 ) -> None:
     """`gather` or `scatter`. A wrong plan raises LayoutError, before anything moves."""
-    check(caches, bound, wire_LSHTD)
-    target = [wire_LSHTD] if into == "wire" else caches
-    if not all(array.flags.writeable for array in target):
-        raise ValueError("the target of a copy is read-only")
-    runs = checked(where, bound, wire_LSHTD.shape[3])
-    if compiled.wanted(by):
+    blocks = Blocks.of(caches, bound, wire_LSHTD.dtype, by)
+    _check(blocks, wire_LSHTD, into)
+    found = checked(where, bound, wire_LSHTD.shape[3])
+    if blocks.by_loops:
         from deeplink.kvconnector import kernels  # takes a moment, and needs numba
 
-        kernels.copy(caches, bound, runs, wire_LSHTD, into)
+        kernels.copy(blocks, found, wire_LSHTD, into)
     else:
-        _copy(caches, bound, runs, wire_LSHTD, into)
+        _copy(caches, bound, found, wire_LSHTD, into)
 
 
-def check(caches: Sequence[Elements], bound: Bound, wire_LSHTD: Elements) -> None:
-    """Raises LayoutError unless the caches can hold what `bound` says and the wire is that of one of its chunks."""
-    layers = check_caches(caches, bound, wire_LSHTD.dtype)
-    expected = wire_shape(bound, layers, wire_LSHTD.shape[3] if wire_LSHTD.ndim == 5 else 0)
-    if not wire_LSHTD.flags.c_contiguous or wire_LSHTD.shape != expected:
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Caches that hold what `bound` says, which is looked at once, however many chunks are copied: `addresses` has the
+    one of each, and `by_loops` says whether compiled loops do it."""
+
+    caches: Sequence[Elements]
+    bound: Bound
+    layers: int
+    dtype: np.dtype[Any]
+    writeable: bool
+    addresses: npt.NDArray[np.int64]
+    by_loops: bool
+    known: dict[Hashable, Any] = field(default_factory=dict)
+    """What compiled loops have worked out for chunks like those so far."""
+
+    @staticmethod
+    def of(caches: Sequence[Elements], bound: Bound, dtype: np.dtype[Any], by: compiled.By | None = None) -> Blocks:
+        """Raises LayoutError unless the caches can hold what `bound` says."""
+        layers = check_caches(caches, bound, dtype)
+        addresses = np.array([address(cache) for cache in caches], np.int64)
+        writeable = all(cache.flags.writeable for cache in caches)
+        return Blocks(caches, bound, layers, dtype, writeable, addresses, compiled.wanted(by))
+
+
+def copy_chunk(
+    blocks: Blocks, table: Sequence[int], chunk: Chunk, origin: int, wire_LSHTD: Elements, into: Into
+) -> None:
+    """As `copy`, of one chunk's tokens, in the blocks that `table` has for them; the wire begins at token `origin`.
+    Little is done for each block but in compiled loops."""
+    _check(blocks, wire_LSHTD, into)
+    if blocks.by_loops:
+        from deeplink.kvconnector import kernels
+
+        kernels.copy_chunk(blocks, table, chunk, origin, wire_LSHTD, into)
+        return
+    found = checked(runs(table, blocks.bound.block_size, chunk, origin), blocks.bound, wire_LSHTD.shape[3])
+    _copy(blocks.caches, blocks.bound, found, wire_LSHTD, into)
+
+
+def _check(blocks: Blocks, wire_LSHTD: Elements, into: Into) -> None:
+    """Raises LayoutError unless the wire is that of a chunk of these caches, ValueError if the target is read-only."""
+    expected = wire_shape(blocks.bound, blocks.layers, wire_LSHTD.shape[3] if wire_LSHTD.ndim == 5 else 0)
+    if not wire_LSHTD.flags.c_contiguous or wire_LSHTD.shape != expected or wire_LSHTD.dtype != blocks.dtype:
         raise LayoutError(
-            f"a wire chunk must be dense [layer, kv, head, token, dim] {expected}, not {wire_LSHTD.shape}"
+            f"a wire chunk must be dense [layer, kv, head, token, dim] {expected} of {blocks.dtype}, "
+            f"not {wire_LSHTD.shape} of {wire_LSHTD.dtype}"
         )
+    if not (wire_LSHTD.flags.writeable if into == "wire" else blocks.writeable):
+        raise ValueError("the target of a copy is read-only")
+
+
+def address(array: Elements) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def check_caches(caches: Sequence[Elements], bound: Bound, dtype: np.dtype[Any]) -> int:
@@ -99,12 +143,12 @@ def check_caches(caches: Sequence[Elements], bound: Bound, dtype: np.dtype[Any])
     return layers
 
 
-def _copy(caches: Sequence[Elements], bound: Bound, runs: list[Run], wire_LSHTD: Elements, into: Into) -> None:
+def _copy(caches: Sequence[Elements], bound: Bound, where: list[Run], wire_LSHTD: Elements, into: Into) -> None:
     """All of it by numpy."""
     tokens, itemsize = wire_LSHTD.shape[3], wire_LSHTD.itemsize
     steps = [
         step
-        for run in runs
+        for run in where
         for move in moves(bound, itemsize, tokens, run.first, run.tokens)
         for step in _peeled(_step(move, run), into)
     ]

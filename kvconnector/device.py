@@ -239,6 +239,13 @@ def array(tensor: Tensor) -> Elements:
     return integers
 
 
+def of_elements(elements: Elements, dtype: Any) -> Tensor:
+    """The same memory as a tensor in host memory of torch's type `dtype`, which these integers are elements of."""
+    import torch
+
+    return torch.from_numpy(elements.view(f"i{elements.itemsize}")).view(dtype)
+
+
 def _integer(size: int) -> Any:
     import torch
 

@@ -94,3 +94,18 @@ def _flat(tensor: Tensor) -> Tensor:
     places = zip(tensor.shape, tensor.stride(), strict=True)
     span = 1 + sum((extent - 1) * stride for extent, stride in places) if tensor.numel() else 0
     return tensor.detach().as_strided((span,), (1,))
+
+
+def host_array(name: str, tensor: Tensor, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """All elements of a tensor in host memory in a row, as integers; a view. Raises LayoutError, naming it, for one on
+    another device, of another shape, or with anything between its elements."""
+    if tensor.device.type not in device.HOST:
+        raise LayoutError(f"{name} is in {tensor.device} memory; this release reads host memory", field="device")
+    if tuple(tensor.shape) != shape or not tensor.is_contiguous():
+        raise LayoutError(
+            f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}",
+            field="strides",
+            ours=f"{shape}, dense",
+            theirs=str(tensor.stride()),
+        )
+    return device.array(tensor.view(-1))

@@ -83,7 +83,9 @@ def spans(chunk: Chunk, cuts: Sequence[int]) -> npt.NDArray[np.int64]:
     the last token, and others between them that are on a tile's edge anyhow."""
     first, last = cuts[0], cuts[-1]
     edges = np.array([first, *range(first + TILE - (chunk.start + first) % TILE, last, TILE), last])
-    return np.stack([edges[:-1], edges[1:], (chunk.start + edges[:-1]) // TILE], axis=1).astype(np.int64)
+    found = np.empty((len(edges) - 1, 3), np.int64)
+    found[:, 0], found[:, 1], found[:, 2] = edges[:-1], edges[1:], (chunk.start + edges[:-1]) // TILE
+    return found
 
 
 def seeds(layers: int, sides: int, heads: int, first_layer: int = 0, first_head: int = 0) -> Tiles:

@@ -182,6 +182,9 @@ class Endpoint:
         if isinstance(first, (ch.Ask, ch.Cancel)):
             channel.send(self._answer(first), time.monotonic() + FIRST_SECONDS)
             return
+        if isinstance(first, ch.Watch):
+            self._tell(channel, first)
+            return
         try:
             if not isinstance(first, ch.Hello):
                 raise ProtocolError(f"{type(first).__name__} before a contract")
@@ -199,6 +202,14 @@ class Endpoint:
         except DeeplinkError as exc:
             channel.send(ch.Fail(exc.reason()), time.monotonic() + 1.0)
             raise
+
+    def _tell(self, channel: ch.Channel, message: ch.Message) -> None:
+        """Answer a watcher for as long as it asks."""
+        while isinstance(message, ch.Watch):
+            stages = self.producer.stages(message.handoffs, message.known)
+            channel.send(ch.Watched(stages), time.monotonic() + FIRST_SECONDS)
+            message = channel.receive(time.monotonic() + FIRST_SECONDS)
+        raise ProtocolError(f"{type(message).__name__} out of turn")
 
     def _answer(self, question: ch.Ask | ch.Cancel) -> ch.Answer:
         if isinstance(question, ch.Cancel):

@@ -7,8 +7,9 @@ what the target takes is, for each layer and for K and V, one run of bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.forms import SCHEMES, TOKEN_HEAD
 from deeplink.kvconnector.negotiate import SLIDING, STATE
 from deeplink.kvconnector.plan import TILE, Chunk, consecutive
-from deeplink.kvconnector.recast import Packed, constants, recast
+from deeplink.kvconnector.recast import Constants, Packed, constants, recast
 
 Elements = npt.NDArray[Any]
 Range = tuple[int, int]
@@ -76,26 +77,9 @@ class Wire:
     def part(self, layers: Sequence[int], heads: Range) -> Wire:
         return Wire(self.dtype, tuple(layers), self.kv, heads, self.dim)
 
-    def pieces(self, part: Wire, tokens: int) -> Iterator[Range]:
+    def pieces(self, part: Wire, tokens: int) -> tuple[Range, ...]:
         """Where a part's bytes are in a chunk of this form, in the part's own order; adjacent pieces are one."""
-        last: Range | None = None
-        row = 0
-        for size in (self._scale_bytes, self.dim * storage_dtype(self.dtype).itemsize):
-            head = tokens * size
-            width = (self.heads[1] - self.heads[0]) * head
-            start, stop = ((edge - self.heads[0]) * head for edge in part.heads)
-            for layer in part.layers if size else ():
-                for side in range(self.kv):
-                    at = row + (self.layers.index(layer) * self.kv + side) * width
-                    if last is not None and last[1] == at + start:
-                        last = last[0], at + stop
-                        continue
-                    if last is not None:
-                        yield last
-                    last = at + start, at + stop
-            row += tokens * self.vectors * size
-        if last is not None:
-            yield last
+        return _pieces(self, part, tokens)
 
     def digests(self, chunk: Chunk, memory: memoryview, sample: digest.Sample = digest.ALL) -> digest.Tiles:
         """Those of the elements and then, if there are any, of the scales: ``[layer (of both), kv, head, tile]``; 0 for
@@ -119,6 +103,25 @@ class Wire:
 
     def _shape(self, tokens: int, dim: int) -> tuple[int, ...]:
         return len(self.layers), self.kv, self.heads[1] - self.heads[0], tokens, dim
+
+
+@lru_cache(maxsize=1024)
+def _pieces(form: Wire, part: Wire, tokens: int) -> tuple[Range, ...]:
+    pieces: list[Range] = []
+    row = 0
+    for size in (form._scale_bytes, form.dim * storage_dtype(form.dtype).itemsize):
+        head = tokens * size
+        width = (form.heads[1] - form.heads[0]) * head
+        start, stop = ((edge - form.heads[0]) * head for edge in part.heads)
+        for layer in part.layers if size else ():
+            for side in range(form.kv):
+                at = row + (form.layers.index(layer) * form.kv + side) * width
+                if pieces and pieces[-1][1] == at + start:
+                    pieces[-1] = pieces[-1][0], at + stop
+                else:
+                    pieces.append((at + start, at + stop))
+        row += tokens * form.vectors * size
+    return tuple(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,25 +191,50 @@ class Group:
     def land(
         self, wire: Wire, memory: memoryview, producer: CacheGroup, arrived: Chunk, table: Sequence[int], chunk: Chunk
     ) -> None:
-        """Copy tokens `chunk` of what has `arrived` in form `wire` into the blocks, cast to the group's own type.
+        """As `Entrance.land`, of one chunk."""
+        self.entrance(wire, producer).land(memory, arrived, table, chunk)
 
-        `producer` is the group it comes from. The caller owns the blocks, and on a device whatever is under way on them
-        was put there before `as_of_now`. The tokens are in their blocks when it returns.
-        """
+    def entrance(self, wire: Wire, producer: CacheGroup) -> Entrance:
+        """For chunks in form `wire`, which come from the group `producer`."""
         places = [self.layers.index(layer) for layer in wire.layers]
         heads = wire.heads[0] - self.heads[0], wire.heads[1] - self.heads[0]
-        values = self.values.part(places, heads)
         scales = self.scales.part(places, heads) if self.scales is not None else None
         given = wire.constants(producer)
         own = constants(self.spec.scales, self.spec.layers, wire.layers, wire.kv)
-        source = Packed(wire.dtype, wire.elements(memory, arrived.tokens), given, wire.scales(memory, arrived.tokens))
-        if wire.dtype == self.spec.dtype and np.array_equal(given, own):
-            target = source
-        else:
-            target = Packed(self.spec.dtype, np.empty(values.wire_shape(arrived.tokens), values.dtype), own)
-            if scales is not None:
-                target = replace(target, token_scales=np.empty(scales.wire_shape(arrived.tokens), np.float32))
+        same = wire.dtype == self.spec.dtype and np.array_equal(given, own)
+        return Entrance(wire, self.spec.dtype, self.values.part(places, heads), scales, given, own, same)
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """The way of chunks in form `wire` into a group's blocks, of which these are the layers and heads that it has.
+
+    `given` and `own` are the scales of the two sides, and `same` says that the bytes need no cast.
+    """
+
+    wire: Wire
+    dtype: str
+    values: Cache
+    scales: Cache | None
+    given: Constants
+    own: Constants
+    same: bool
+
+    def land(self, memory: memoryview, arrived: Chunk, table: Sequence[int], chunk: Chunk) -> None:
+        """Copy tokens `chunk` of what has `arrived` into the blocks, cast to the group's own type.
+
+        The caller owns the blocks, and on a device whatever is under way on them was put there before `as_of_now`. The
+        tokens are in their blocks when it returns.
+        """
+        wire, tokens = self.wire, arrived.tokens
+        elements, scales = wire.elements(memory, tokens), wire.scales(memory, tokens)
+        if not self.same:
+            source = Packed(wire.dtype, elements, self.given, scales)
+            target = Packed(self.dtype, np.empty(self.values.wire_shape(tokens), self.values.dtype), self.own)
+            if self.scales is not None:
+                target = replace(target, token_scales=np.empty(self.scales.wire_shape(tokens), np.float32))
             recast(source, target, wire.layers, wire.heads[0], arrived.start)
-        values.scatter(target.elements, arrived.start, table, chunk)
-        if scales is not None and target.token_scales is not None:
-            scales.scatter(target.token_scales.view(scales.dtype), arrived.start, table, chunk)
+            elements, scales = target.elements, target.token_scales
+        self.values.scatter(elements, arrived.start, table, chunk)
+        if self.scales is not None and scales is not None:
+            self.scales.scatter(scales.view(self.scales.dtype), arrived.start, table, chunk)

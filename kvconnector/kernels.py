@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deeplink.errors import LayoutError
 from deeplink.kvconnector import vectors as v
+from deeplink.kvconnector.convert import Blocks, address
 from deeplink.kvconnector.jit import part, whole
 from deeplink.kvconnector.jobs import (
     AHEAD,
@@ -27,12 +29,17 @@ from deeplink.kvconnector.jobs import (
     jobs,
 )
 from deeplink.kvconnector.layout import Bound
-from deeplink.kvconnector.loops import walk
+from deeplink.kvconnector.loops import in_stretches, stretches, walk
 from deeplink.kvconnector.moves import Into
-from deeplink.kvconnector.plan import Run
+from deeplink.kvconnector.plan import Chunk, Run
 
 Elements = npt.NDArray[Any]
 Table = npt.NDArray[np.int64]
+
+
+NEAR = 24 * v.LINE
+"""Bytes to have under way out of the wire where a run is long. Where many are short, what is asked for is what the same
+place of a later head will want."""
 
 
 @part
@@ -58,11 +65,25 @@ def copy_layer(
             in_blocks = caches[first_cache + job[TENSOR]] + job[IN_BLOCKS] + block * job[PER_BLOCK]
             on_wire = wire + job[ON_WIRE] + at * token_bytes
             to, start = (on_wire, in_blocks) if into_wire else (in_blocks, on_wire)
-            ahead = job[AHEAD]
-            if into_wire and job[KIND] == ROWS and r + 2 < last_run and count * job[PER_BLOCK] <= SOON:
-                # What follows a short run in memory is not what follows it.
-                ahead = (runs[r + 2, 0] - block) * job[PER_BLOCK]
-            walk(job, to, start, count, ahead, stream and job[STREAM] != 0)
+            ahead, follows = job[AHEAD], 0
+            if job[KIND] == ROWS and not into_wire:
+                if r + 1 < last_run and (runs[r + 1, 2] - at) * token_bytes > SOON:
+                    ahead = NEAR
+            elif job[KIND] == ROWS:
+                # What follows a run in memory is not what follows it.
+                if count * job[PER_BLOCK] <= SOON:
+                    if r + 2 < last_run:
+                        ahead = (runs[r + 2, 0] - block) * job[PER_BLOCK]
+                elif j + 1 < groups[group, 1]:
+                    after = table[j + 1]
+                    follows = caches[first_cache + after[TENSOR]] + after[IN_BLOCKS] + block * after[PER_BLOCK]
+                elif r + 1 < last_run:
+                    after = table[groups[runs[r + 1, 3], 0]]
+                    follows = caches[first_cache + after[TENSOR]] + after[IN_BLOCKS] + runs[r + 1, 0] * after[PER_BLOCK]
+            if follows and in_stretches(job, count, ahead):
+                stretches(job, to, start, count, ahead, follows, stream and job[STREAM] != 0)
+            else:
+                walk(job, to, start, count, ahead, stream and job[STREAM] != 0)
 
 
 @whole
@@ -97,28 +118,84 @@ def copy_layers(
         v.fence()
 
 
+KNOWN = 64
+"""Kinds of chunks that are remembered of one cache: a handoff has one kind, and a first and a last chunk."""
+AT = 3
+"""Column of the parts of a chunk that has where they begin on the wire."""
+
+
+@whole
+def find_runs(numbers: Any, parts: Any, blocks: int, runs: Any) -> int:
+    """Runs of adjacent blocks, as `copy_layer` wants them, of which `parts` says what is where; how many they are, or
+    -1 less the place of a number that is not one of the cache's `blocks`."""
+    found = 0
+    for part_ in range(parts.shape[0]):
+        first, last, tokens, at = parts[part_]
+        for place in range(first, last):
+            block = numbers[place]
+            if block < 0 or block >= blocks:
+                return -1 - place
+            if place > first and numbers[place - 1] + 1 == block:
+                runs[found - 1, 1] += 1
+            else:
+                runs[found, 0], runs[found, 1] = block, 1
+                runs[found, 2], runs[found, 3] = at + (place - first) * tokens, part_
+                found += 1
+    return found
+
+
 STREAMED = 1 << 20
 """Bytes of a target that is better not kept in the caches."""
 
 
-def copy(caches: Sequence[Elements], bound: Bound, runs: list[Run], wire_LSHTD: Elements, into: Into) -> None:
+def copy(blocks: Blocks, runs: list[Run], wire_LSHTD: Elements, into: Into) -> None:
     """All of a gather or scatter. Everything must have been checked."""
-    if not runs or not caches:
+    if runs and blocks.layers:
+        table, groups, places = plan(blocks.bound, wire_LSHTD.itemsize, wire_LSHTD.shape[3], runs, into)
+        _copy(blocks, table, groups, places, wire_LSHTD, into)
+
+
+def copy_chunk(
+    blocks: Blocks, table: Sequence[int], chunk: Chunk, origin: int, wire_LSHTD: Elements, into: Into
+) -> None:
+    """The same of the tokens of a chunk, in the blocks that `table` has for them. What is in the blocks and on the wire
+    must have been checked; raises LayoutError for tokens that are not in the table, the wire or the cache."""
+    size, held = blocks.bound.block_size, wire_LSHTD.shape[3]
+    if chunk.stop > len(table) * size:
+        raise LayoutError(f"tokens [{chunk.start}, {chunk.stop}) in {len(table)} blocks of {size}")
+    if chunk.start < origin or chunk.stop - origin > held:
+        raise LayoutError(f"tokens [{chunk.start}, {chunk.stop}) of a wire chunk of [{origin}, {origin + held})")
+    if chunk.start >= chunk.stop or not blocks.layers:
         return
-    layers, _, _, tokens, dim = wire_LSHTD.shape
-    itemsize = wire_LSHTD.itemsize
-    table, groups, places = plan(bound, itemsize, tokens, runs, into)
-    bases = np.array([address(cache) for cache in caches], np.int64)
+    first, last = chunk.start // size, -(-chunk.stop // size)
+    numbers = np.asarray(table[first:last], np.int64)
+    shapes, places = _parts(first * size, chunk, size)
+    places[:, AT] += chunk.start - origin
+    runs = np.empty((last - first, 4), np.int64)
+    found = find_runs(numbers, places, blocks.bound.blocks, runs)
+    if found < 0:
+        raise LayoutError(f"block {numbers[-1 - found]} of a cache that has {blocks.bound.blocks}")
+    kind = held, shapes, into
+    if (tables := blocks.known.get(kind)) is None:
+        if len(blocks.known) >= KNOWN:
+            blocks.known.clear()
+        tables = blocks.known[kind] = _tables(blocks.bound, wire_LSHTD.itemsize, held, shapes, into)
+    jobs_table, groups = tables
+    _copy(blocks, jobs_table, groups, runs[:found], wire_LSHTD, into)
+
+
+def _copy(blocks: Blocks, table: Table, groups: Table, runs: Table, wire_LSHTD: Elements, into: Into) -> None:
+    itemsize, dim = wire_LSHTD.itemsize, wire_LSHTD.shape[4]
     wire = address(wire_LSHTD)
-    aligned = wire % v.LINE == 0 if into == "wire" else not (bases % v.LINE).any()
+    aligned = wire % v.LINE == 0 if into == "wire" else not np.bitwise_or.reduce(blocks.addresses) % v.LINE
     copy_layers(
         table,
         groups,
-        places,
-        bases,
+        runs,
+        blocks.addresses,
         wire,
-        layers,
-        wire_LSHTD[0].nbytes,
+        blocks.layers,
+        wire_LSHTD.nbytes // blocks.layers,
         dim * itemsize,
         into == "wire",
         aligned and wire_LSHTD.nbytes >= STREAMED,
@@ -129,6 +206,11 @@ def warm() -> None:
     """Compile, by copying nothing."""
     nothing = np.zeros((0, COLUMNS), np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 4), np.int64)
     copy_layers(*nothing, np.zeros(1, np.int64), 0, 1, 0, 0, True, False)
+    find_runs(np.zeros(0, np.int64), nothing[2], 0, nothing[2])
+
+
+Shapes = tuple[tuple[int, int], ...]
+"""Of runs: the first token of each block, and how many."""
 
 
 def plan(bound: Bound, itemsize: int, tokens: int, runs: list[Run], into: Into) -> tuple[Table, Table, Table]:
@@ -138,11 +220,29 @@ def plan(bound: Bound, itemsize: int, tokens: int, runs: list[Run], into: Into) 
         [(run.block, run.count, run.at, shapes.setdefault((run.first, run.tokens), len(shapes))) for run in runs],
         np.int64,
     )
+    return *_tables(bound, itemsize, tokens, tuple(shapes), into), places
+
+
+def _tables(bound: Bound, itemsize: int, tokens: int, shapes: Shapes, into: Into) -> tuple[Table, Table]:
+    """The jobs of runs of each of these shapes, and which of them are whose. Read-only."""
     tables = [jobs(bound, itemsize, tokens, first, held, into) for first, held in shapes]
     ends = np.cumsum([0, *map(len, tables)])
-    return np.concatenate(tables), np.stack([ends[:-1], ends[1:]], axis=1).astype(np.int64), places
+    found = np.concatenate(tables), np.stack([ends[:-1], ends[1:]], axis=1).astype(np.int64)
+    for table in found:
+        table.flags.writeable = False
+    return found
 
 
-def address(array: Elements) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+def _parts(base: int, chunk: Chunk, size: int) -> tuple[Shapes, Table]:
+    """The shapes of a chunk's blocks (the first and the last may be partial), and for each (first block after that of
+    token `base`, after the last, tokens, the first one's place in the chunk)."""
+    shapes, places = [], []
+    at = chunk.start
+    while at < chunk.stop:
+        block, first = divmod(at - base, size)
+        whole = 0 if first else (chunk.stop - at) // size
+        tokens = size if whole else min(size - first, chunk.stop - at)
+        shapes.append((first, tokens))
+        places.append((block, block + max(whole, 1), tokens, at - chunk.start))
+        at += max(whole, 1) * tokens
+    return tuple(shapes), np.array(places, np.int64)

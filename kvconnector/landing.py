@@ -19,8 +19,9 @@ from deeplink.errors import Aborted, DeadlineExceeded, DigestMismatch, HandoffEr
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import digest
 from deeplink.kvconnector.arena import Lent
+from deeplink.kvconnector.contract import CacheGroup
 from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.group import Group, Wire
+from deeplink.kvconnector.group import Entrance, Group, Wire
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.quarantine import Quarantine
@@ -61,6 +62,8 @@ class Load:
     tokens: dict[int, int] = field(default_factory=dict)
     """How many tokens have landed, of each share."""
     first: FirstToken | None = None
+    loaded: bool = False
+    """All is in its blocks and the engine knows; some producers may not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +81,13 @@ class Taken:
     covered: int
     stop: int
     announced: int = 0
+    _entrance: tuple[CacheGroup, Entrance] | None = None
+
+    def entrance(self, producer: CacheGroup) -> Entrance:
+        """The way into the blocks for what this producer has staged; it is the same for every chunk."""
+        if self._entrance is None or self._entrance[0] is not producer:
+            self._entrance = producer, self.group.entrance(self.wire, producer)
+        return self._entrance[1]
 
     def part(self) -> ch.Part:
         return ch.Part(self.share.ours, self.share.layers, self.share.heads, self.covered, self.stop)
@@ -197,9 +207,9 @@ class Landings:
             if load.over:
                 raise given_up()
             if wanted.tokens > 0:
-                producer = self.channel.peer.groups[taken.share.ours]
+                entrance = taken.entrance(self.channel.peer.groups[taken.share.ours])
                 began = time.perf_counter()
-                taken.group.land(taken.wire, memory, producer, chunk, taken.table, wanted)
+                entrance.land(memory, chunk, taken.table, wanted)
                 load.converting += time.perf_counter() - began
             _still_lent(lent)
             # A chunk may go on where the part has ended.

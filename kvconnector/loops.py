@@ -19,6 +19,7 @@ from deeplink.kvconnector.jobs import (
     JOIN,
     KIND,
     LANE_STRIDE,
+    ROWS,
     SPLIT,
     TRANSPOSE,
 )
@@ -165,6 +166,8 @@ def _join(
 
 SOON = 4 << 10
 """Bytes to have under way from memory while something is transposed."""
+STRETCH = 1 << 10
+"""Bytes of a row that is long enough to do arithmetic before it."""
 
 
 @part
@@ -236,3 +239,41 @@ def walk(job: Any, to: int, start: int, count: int, ahead: int, stream: bool) ->
                 to_k = to_i + j * job[FIRST + 11] + k * job[FIRST + 14]
                 for n in range(f):
                     _inner(job, to_k + n * job[FIRST + 17], start_k + n * job[FIRST + 16], count, ahead, stream)
+
+
+@part
+def stretches(job: Any, to: int, start: int, count: int, ahead: int, follows: int, stream: bool) -> None:
+    """As `walk`, for rows of whole lines that lie one after the other for a while, before a gap.
+
+    The memory's latency at every begin of a few dozen kilobytes is a fifth of the time, so what is asked for at the end
+    of a stretch is the begin of the next; `follows` is where the source goes on after this job.
+    """
+    size, m, m_to = job[ELEMENT], _extent(job, DIMENSIONS - 1, count), job[_LAST + 5]
+    total = 1
+    for dimension in range(DIMENSIONS - 1):
+        total *= _extent(job, dimension, count)
+    here, there = start, to
+    for step in range(total):
+        # Where the next stretch is.
+        rest, after, to_after = step + 1, start, to
+        for back in range(DIMENSIONS - 1):
+            dimension = DIMENSIONS - 2 - back
+            extent = _extent(job, dimension, count)
+            place = rest % extent
+            rest //= extent
+            after += place * job[FIRST + 3 * dimension + 1]
+            to_after += place * job[FIRST + 3 * dimension + 2]
+        end = here + m * size
+        jump = (after if step + 1 < total else follows) - end
+        for j in range(m):
+            near = min(max(end - ahead - here - j * size, 0), size)
+            _lines(there + j * m_to, here + j * size, near, ahead, stream)
+            _lines(there + j * m_to + near, here + j * size + near, size - near, ahead + jump, stream)
+        here, there = after, to_after
+
+
+@part
+def in_stretches(job: Any, count: int, ahead: int) -> Any:
+    """Whether a job is one for `stretches`."""
+    size, m = job[ELEMENT], _extent(job, DIMENSIONS - 1, count)
+    return job[KIND] == ROWS and job[_LAST + 4] == size >= STRETCH and size % 64 == 0 and 0 < ahead < m * size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,8 @@ from deeplink.kvconnector.transport.base import Link
 @dataclass(slots=True, eq=False)
 class Staged:
     """A chunk of cache group `group` in staging. `claims` have still to fetch it; `readers` are reading it now. When
-    there are neither, its piece is `free` again, and nobody reads it any more."""
+    there are neither, its piece is `free` again, and nobody reads it any more. `digesting` is held while `digests` are
+    computed, of which two ranks of a consumer want the same at the same time."""
 
     group: int
     chunk: Chunk
@@ -27,6 +29,7 @@ class Staged:
     digests: tuple[digest.Sample, digest.Tiles] | None = None
     readers: int = 0
     free: bool = False
+    digesting: threading.Lock = field(default_factory=threading.Lock)
 
 
 @dataclass(slots=True, eq=False)

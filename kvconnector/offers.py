@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, LinkLost, PeerGone, Reason, Refused, TicketRefused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.admission import check_resumed
 from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.handoff import FINAL, Ledger
+from deeplink.kvconnector.handoff import FINAL, KEPT, Ledger
 from deeplink.kvconnector.offer import Offer, Staged, Taking, let_go, release
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.ticket import Ticket
@@ -37,8 +38,13 @@ class Offers:
         self._staging = staging
         self._ledger = ledger
         self._open: dict[str, Offer] = {}
+        self._given_up: OrderedDict[str, None] = OrderedDict()
         self._closed = False
-        self.changed = threading.Condition()
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        self._sooner = threading.Condition(lock)
+        """For the thread that ends things: something may be due before what it waits for. Waking it for every chunk
+        would cost as much as a chunk's messages."""
         threading.Thread(target=self._expire, name="deeplink-expiry", daemon=True).start()
 
     @property
@@ -54,14 +60,35 @@ class Offers:
         with self.changed:
             return list(self._open.values())
 
+    def give_up(self, name: str) -> None:
+        """Nobody wants this handoff any more. One that is not open yet will not be: its client may leave while the
+        request still waits for the engine's attention, and what is staged then would be held until the deadline."""
+        with self.changed:
+            offer = self._open.get(name)
+            if offer is None:
+                self._given_up[name] = None
+                if len(self._given_up) > KEPT:
+                    self._given_up.popitem(last=False)
+                self.changed.notify_all()
+        if offer is not None:
+            self.end(offer, "aborted", given_up())
+
+    def check(self, name: str) -> None:
+        """Raises TicketRefused for one that was given up before it was opened."""
+        if name in self._given_up:
+            raise TicketRefused("this handoff was given up before prefill began", field="handoff", theirs=name)
+
     def add(self, offer: Offer) -> None:
         """The ledger must know it already."""
         with self.changed:
             self._open[offer.ticket.handoff] = offer
-            closed = self._closed
+            closed, unwanted = self._closed, offer.ticket.handoff in self._given_up
             self.changed.notify_all()
+            self._sooner.notify_all()
         if closed:  # nobody would end it any more
             self.end(offer, "aborted", shut_down())
+        elif unwanted:
+            self.end(offer, "aborted", given_up())
         elif offer.expected == 0:  # other ranks hold the same heads, and all come to those
             self.end(offer, "drained", None)
 
@@ -100,6 +127,7 @@ class Offers:
             self._closed = True
             offers = list(self._open.values())
             self.changed.notify_all()
+            self._sooner.notify_all()
         for offer in offers:
             self.end(offer, "aborted", shut_down())
 
@@ -114,6 +142,7 @@ class Offers:
                 offer = self._open.get(ticket.handoff)
                 if offer is not None:
                     return offer
+                self.check(ticket.handoff)
                 record = self._ledger.get(ticket.handoff)
                 if record is None or record.state not in FINAL:
                     # One that is not final belongs to an `open` or an `end` that is just under way.
@@ -167,6 +196,7 @@ class Offers:
                 seconds = LOST_SECONDS if isinstance(failure, LinkLost) else CLOSED_SECONDS
                 taking.broke = failure
                 taking.lost_until = min(offer.deadline, time.monotonic() + seconds)
+                self._sooner.notify_all()
             else:
                 self._account(offer, taking)
             self.changed.notify_all()
@@ -193,6 +223,24 @@ class Offers:
         else:
             states: dict[type[DeeplinkError], str] = {Aborted: "aborted", DeadlineExceeded: "expired"}
             self.end(offer, states.get(type(failure), "failed"), failure.reason())
+
+    # -- for those that will claim ---------------------------------------------------------------------------
+
+    def stages(self, names: Sequence[str], known: Sequence[int]) -> tuple[int, ...]:
+        """How far each of these is (`channel.BEGUN` and its like), once one is further than `known`, or after LOOK."""
+        with self.changed:
+            self.changed.wait_for(lambda: any(map(int.__gt__, map(self._stage, names), known)), LOOK)
+            return tuple(map(self._stage, names))
+
+    def _stage(self, name: str) -> int:
+        offer = self._open.get(name)
+        if offer is not None:
+            # Not when all is staged: for that there may be no room before somebody has fetched a part of it.
+            if offer.computed >= offer.tokens or offer.complete:
+                return ch.COMPLETE
+            return ch.BEGUN if offer.staged else ch.NOT_BEGUN
+        record = self._ledger.get(name)
+        return ch.COMPLETE if record is not None and record.state in FINAL else ch.NOT_BEGUN
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -238,7 +286,7 @@ class Offers:
                 gone = [(offer, taking) for until, offer, taking in lost if until <= now]
                 if not late and not gone and not self._closed:
                     times = [offer.deadline for offer in offers] + [until for until, _, _ in lost]
-                    self.changed.wait(min(times) - now if times else None)
+                    self._sooner.wait(min(times) - now if times else None)
             for offer in late:
                 why = DeadlineExceeded("nobody fetched the KV cache before the ticket's deadline")
                 self.end(offer, "expired", why.reason())
@@ -253,6 +301,10 @@ class Offers:
             self._account(offer, taking)
             failure = taking.broke
         self._last(offer, failure)
+
+
+def given_up() -> Reason:
+    return Aborted("the prefill request was given up").reason()
 
 
 def shut_down() -> Reason:

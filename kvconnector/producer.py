@@ -9,6 +9,7 @@
 | lose     | engine thread, on preemption       | no        |
 | settled  | engine thread, after the request   | no        |
 | abort    | any thread                         | no        |
+| stages   | the channel's thread of a watcher  | a moment  |
 | serve    | the channel's thread of one claim  | yes, until the deadline |
 
 Engine blocks are read only inside `fill` and `pump`, on the engine's own thread, so they can be freed, preempted or
@@ -22,7 +23,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from deeplink.errors import Aborted, CastRefused, DeeplinkError, HandoffError, LayoutError, Reason, TicketRefused
+from deeplink.errors import CastRefused, DeeplinkError, HandoffError, LayoutError, Reason, TicketRefused
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.admission import check_claim, check_quit
 from deeplink.kvconnector.cast import between
@@ -31,11 +32,11 @@ from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.handoff import FINAL, Ledger
 from deeplink.kvconnector.negotiate import STATE
 from deeplink.kvconnector.offer import Offer, Staged
-from deeplink.kvconnector.offers import Offers
+from deeplink.kvconnector.offers import Offers, given_up
 from deeplink.kvconnector.plan import TILE, chunks
 from deeplink.kvconnector.pool import Pool
 from deeplink.kvconnector.serve import Serving
-from deeplink.kvconnector.staging import Staging
+from deeplink.kvconnector.staging import Piece, Staging
 from deeplink.kvconnector.ticket import Ticket, other_epoch
 from deeplink.kvconnector.transport.base import Link, Transport
 
@@ -61,7 +62,9 @@ class Producer:
         self._transports = transports
         self._links: Pool[Link] = Pool()
         self._epoch = epoch
-        self._chunk_bytes = chunk_bytes
+        tile = TILE * max((group.wire().token_bytes for group in groups), default=0)
+        self._chunk_bytes = min(chunk_bytes, max(staging.capacity // 2, tile))
+        self._kept_free = max(self._chunk_bytes, tile)
         self._rank = rank
         self._offers = Offers(staging, ledger)
 
@@ -77,10 +80,11 @@ class Producer:
         for an engine that computes the last token itself, one less. Of a full cache it may load fewer; a state is that
         after so many tokens and after no others.
 
-        Raises TicketRefused for another epoch or a known id.
+        Raises TicketRefused for another epoch, a known id, or one that was aborted before.
         """
         if ticket.producer != self._epoch:
             raise other_epoch(self._epoch, ticket.producer)
+        self._offers.check(ticket.handoff)
         wire = ticket.wire or tuple(group.spec.dtype for group in self._groups)
         if len(wire) != len(self._groups) or not all(map(_casts, self._groups, wire)):
             raise TicketRefused(
@@ -142,11 +146,18 @@ class Producer:
     # -- any thread ------------------------------------------------------------------------------------------
 
     def abort(self, name: str, reason: Reason | None = None) -> None:
-        offer = self._offers.get(name)
+        """End a handoff. One that is not open yet will not be."""
+        offer, record = self._offers.get(name), self._ledger.get(name)
         if offer is not None:
-            self._offers.end(offer, "aborted", reason or Aborted("the prefill request was given up").reason())
-        elif (record := self._ledger.get(name)) is not None and record.side == "producer" and record.state in FINAL:
+            self._offers.end(offer, "aborted", reason or given_up())
+        elif record is None or (record.side == "producer" and record.state not in FINAL):
+            self._offers.give_up(name)  # with a record there is an `open` just under way
+        elif record.side == "producer":
             self._ledger.too_late()
+
+    def stages(self, names: Sequence[str], known: Sequence[int]) -> tuple[int, ...]:
+        """How far each of these handoffs is; waits a moment for one to be further than `known`."""
+        return self._offers.stages(names, known)
 
     def close(self) -> None:
         """Abort what is open and close what is kept open."""
@@ -224,7 +235,7 @@ class Producer:
             )
         form = group.wire(offer.wire[index])
         for chunk in chunks(start, limit, self._chunk_bytes // form.token_bytes):
-            piece = self._staging.try_allocate(form.length(chunk.tokens))
+            piece = self._room(offer, form.length(chunk.tokens))
             if piece is None:
                 return False
             staged, began = False, time.perf_counter()
@@ -238,6 +249,12 @@ class Producer:
             if not self._offers.stage(offer, Staged(index, chunk, piece)):
                 return False
         return True
+
+    def _room(self, offer: Offer, length: int) -> Piece | None:
+        """What nobody fetches yet leaves room for a chunk of what is being fetched. Else a decode engine could have
+        given its last blocks to a handoff that waits for room here, while the room is that of one that waits for those
+        blocks. The room is always at one place, so that it cannot be in pieces that are too small."""
+        return self._staging.try_allocate(length, 0 if offer.claims else self._kept_free)
 
 
 def _casts(group: Group, dtype: str) -> bool:

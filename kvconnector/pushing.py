@@ -43,6 +43,8 @@ class Pushing:
     links: Pool[Link]
     changed: threading.Condition
     _posted: deque[_Posted] = field(default_factory=deque)
+    _posting: PostingLink | None = None
+    """The link, where it is one that can have several pushes under way."""
 
     def open(self) -> None:
         """A kept link, or a new one."""
@@ -95,8 +97,8 @@ class Pushing:
 
     def _send(self, pushes: Sequence[Push]) -> Callable[[float], None]:
         link = self._link
-        if isinstance(link, PostingLink):
-            return link.post(pushes, self.offer.deadline)
+        if link is self._posting:
+            return self._posting.post(pushes, self.offer.deadline)
         link.push(pushes, self.offer.deadline)
         return _there
 
@@ -119,6 +121,8 @@ class Pushing:
             ended = self.offer.ended
             if ended is None:
                 self.taking.link = link
+        # Asking a protocol takes as long as a message.
+        self._posting = link if isinstance(link, PostingLink) else None
         if ended is not None:
             link.close()
             raise DeeplinkError.from_reason(ended)

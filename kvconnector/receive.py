@@ -36,7 +36,7 @@ Dial = Callable[[str, float], ch.Channel]
 """Opens a channel to a producer's rank, on which both sides agree. Raises Refused, PeerGone, …"""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Receiving:
     """What one load takes from one source, which is reached at `address`."""
 
@@ -50,6 +50,9 @@ class Receiving:
     quarantine: Quarantine
     transports: Mapping[str, Transport]
     verify: bool
+    landed: Callable[[Receiving], None]
+    """Called when all that was wanted of this source is in its blocks, before `run` returns: what is left is to let the
+    producer know, over a link that may be long."""
     _claim: bytes = field(default_factory=lambda: secrets.token_bytes(CLAIM_BYTES))
     _accepted: bool = False
 
@@ -203,6 +206,8 @@ class Receiving:
                 landings.announce(message)
             elif isinstance(message, ch.Sent):
                 landings.arrive(message)
+                if self._complete:
+                    self.landed(self)
                 self.channel.send(ch.Landed(message.index), self.load.deadline)
             elif isinstance(message, ch.End) and self._all_landed and not landings.pending:
                 self._end(message)

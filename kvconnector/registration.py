@@ -75,6 +75,7 @@ class Registration:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="deeplink-registration", daemon=True)
         self._ending = False
+        self._sequence = 0
         self._told = ""
         self._log = log
 
@@ -108,8 +109,9 @@ class Registration:
         comes back soon has its engines."""
         waits, registered, wait = _waits(self._every), False, 0.0
         while not self._ends_within(wait):
+            self._sequence += 1
             try:
-                self._router.put(self._presence)
+                self._router.put(self._presence, self._sequence)
             except DeeplinkError as exc:
                 self._tell(str(exc))
                 wait = next(waits)
@@ -142,7 +144,7 @@ class Registration:
 
     def _leave(self) -> None:
         try:
-            self._router.delete(self._presence)
+            self._router.delete(self._presence, self._sequence)
         except DeeplinkError as exc:
             why = "the router %s will notice by itself that this engine is gone: %s"
             self._log.info(why, self._router.url, exc)
@@ -155,18 +157,23 @@ class Router:
         self.url = check_url(url)
         self._token = shared.control_token(secret)
 
-    def put(self, presence: Presence) -> None:
-        """Raises a DeeplinkError that tells why the router does not have the engine."""
+    def put(self, presence: Presence, sequence: int) -> None:
+        """`sequence` counts up with each call. Raises a DeeplinkError that tells why the router does not have the
+        engine."""
         body = {
             "url": presence.url,
             "control": presence.control,
             "epoch": presence.epoch,
+            "sequence": sequence,
             "seconds": presence.seconds,
         }
         self._call("PUT", _path(presence.name), json.dumps(body).encode(), CALL_SECONDS)
 
-    def delete(self, presence: Presence) -> None:
-        self._call("DELETE", f"{_path(presence.name)}?epoch={quote(presence.epoch, safe='')}", b"", LEAVE_SECONDS)
+    def delete(self, presence: Presence, sequence: int | None = None) -> None:
+        """`sequence` is that of the last `put`, as several routers may be told in another order; without it this
+        incarnation does not come back."""
+        query = f"epoch={quote(presence.epoch, safe='')}" + ("" if sequence is None else f"&sequence={sequence}")
+        self._call("DELETE", f"{_path(presence.name)}?{query}", b"", LEAVE_SECONDS)
 
     def _call(self, method: str, path: str, body: bytes, seconds: float) -> None:
         connection = self._connection(seconds)

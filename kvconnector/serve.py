@@ -22,8 +22,9 @@ from deeplink.kvconnector.pushing import POSTS, Pushing
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport.base import Link, Push, Transport
 
-AHEAD = 2 * POSTS
-"""Chunks announced before the first of them has landed."""
+AHEAD = 3 * POSTS
+"""Chunks announced before the first of them has landed: those that are under way, as many that are granted a place, and
+as many of which the consumer and this side tell each other."""
 LOOK = 0.05
 """Seconds between two looks at what else may have happened while a consumer or prefill is waited for."""
 _MASK = (1 << 64) - 1
@@ -44,6 +45,8 @@ class Serving:
     changed: threading.Condition
     _pushing: Pushing = field(init=False)
     _waiting: deque[Announced] = field(default_factory=deque)
+    _granted: deque[ch.Grant] = field(default_factory=deque)
+    """What may be pushed now."""
     _number: int = 0
 
     def __post_init__(self) -> None:
@@ -62,16 +65,22 @@ class Serving:
         try:
             self._pushing.open()
             while True:
-                while self._announced() < AHEAD and (staged := self._next(index)) is not None:
+                self._listen()
+                if self._announced() < AHEAD and (staged := self._next(index)) is not None:
                     index += 1
                     self._announce(staged, covered)
+                    if not self._granted:
+                        continue
                 if not self._waiting:
                     if all(at >= part.stop for at, part in zip(covered, self.claim.parts, strict=True)):
                         healthy = True
                         return
                     self._await_chunk(index)
-                    continue
-                if not self._report():
+                elif self._pushing.full or (self._pushing.under_way and not self._granted):
+                    self.channel.send(ch.Sent(self._pushing.arrived().number), self.offer.deadline)
+                elif self._granted:
+                    self._push(self._granted.popleft())
+                else:
                     self._answer(self._hear())
         except DeeplinkError as exc:
             # When the handoff was ended from elsewhere, the broken link is the consequence, not the cause.
@@ -126,15 +135,26 @@ class Serving:
             )
             covered[place] = chunk.stop
 
+    def _listen(self) -> None:
+        """Take in all that has come. To send a chunk over a slow link takes longer than what it is told meanwhile to
+        come and go: whatever lets another chunk be announced must not wait for that, or the link stands idle later."""
+        while self.channel.readable(0):
+            self._answer(self.channel.receive(self.offer.deadline))
+
+    def _push(self, grant: ch.Grant) -> None:
+        for one in self._waiting:
+            if one.number == grant.index and not one.landed:
+                one.early = self.offer.computed < self.offer.tokens
+                self._pushing.post(one, self._pushes(one, grant.key))
+                return
+        raise ProtocolError(f"a grant for chunk {grant.index} out of turn")
+
     def _answer(self, message: ch.Message) -> None:
         if isinstance(message, ch.Quit):
             raise DeeplinkError.from_reason(message.reason)
         if isinstance(message, ch.Grant):
-            for one in self._waiting:
-                if one.number == message.index and not one.landed:
-                    one.early = self.offer.computed < self.offer.tokens
-                    self._pushing.post(one, self._pushes(one, message.key))
-                    return
+            self._granted.append(message)
+            return
         if isinstance(message, ch.Landed):
             first = next((one for one in self._waiting if not one.landed), None)
             if first is not None and first.number == message.index:
@@ -176,10 +196,12 @@ class Serving:
         return self.groups[staged.group].wire(self.offer.wire[staged.group])
 
     def _digests(self, staged: Staged, form: Wire) -> digest.Tiles:
-        """Of the sample that the claim asks for; kept for another claim that asks for the same."""
-        kept, sample = staged.digests, self.claim.sample
-        if kept is None or kept[0] != sample:
-            kept = staged.digests = sample, self._digest(staged, form)
+        """Of the sample that the claim asks for; kept for another claim that asks for the same, even at once."""
+        sample = self.claim.sample
+        with staged.digesting:
+            kept = staged.digests
+            if kept is None or kept[0] != sample:
+                kept = staged.digests = sample, self._digest(staged, form)
         return kept[1]
 
     def _digest(self, staged: Staged, form: Wire) -> digest.Tiles:
@@ -194,13 +216,6 @@ class Serving:
                 if one.last:
                     self.taking.done += 1
                     release(one.staged, self.staging)
-
-    def _report(self) -> bool:
-        """Tell the consumer what has arrived, if that is to be told before anything else is heard."""
-        if not self._pushing.full and (not self._pushing.under_way or self.channel.readable(0)):
-            return False
-        self.channel.send(ch.Sent(self._pushing.arrived().number), self.offer.deadline)
-        return True
 
     def _connect(self) -> Link:
         try:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from deeplink.kvconnector import digest
 from deeplink.kvconnector import vectors as v
+from deeplink.kvconnector.convert import address
 from deeplink.kvconnector.jit import whole
 from deeplink.kvconnector.jobs import COLUMNS
-from deeplink.kvconnector.kernels import address, copy_layer, plan
+from deeplink.kvconnector.kernels import copy_layer, plan
 from deeplink.kvconnector.layout import Bound
 from deeplink.kvconnector.plan import TILE, Chunk, Run
 from deeplink.kvconnector.xxh3 import SECRET, STATE, xxh3

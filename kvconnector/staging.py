@@ -74,8 +74,9 @@ class Staging:
         with self._freed:
             return sum(piece.extent for piece in self._held)
 
-    def try_allocate(self, length: int) -> Piece | None:
-        """A piece of `length` bytes, or None when there is no room for it now."""
+    def try_allocate(self, length: int, above: int = 0) -> Piece | None:
+        """A piece of `length` bytes, or None when there is no room for it now. With `above`, none of it is among the
+        first so many bytes."""
         extent = -(-length // ALIGN) * ALIGN
         if extent > self.capacity:
             raise HandoffError(
@@ -86,7 +87,7 @@ class Staging:
                 remedy="raise kv.staging or lower kv.chunk in deeplink.toml",
             )
         with self._freed:
-            return self._take(length, extent)
+            return self._take(length, extent, -(-above // ALIGN) * ALIGN)
 
     def allocate(self, length: int, deadline: float) -> Piece:
         """Wait for room until `deadline` (monotonic seconds); raises DeadlineExceeded."""
@@ -134,14 +135,13 @@ class Staging:
     def array(self, piece: Piece, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
         return np.frombuffer(self.view(piece), dtype).reshape(shape)
 
-    def _take(self, length: int, extent: int) -> Piece | None:
+    def _take(self, length: int, extent: int, above: int) -> Piece | None:
         for index, (offset, size) in enumerate(self._holes):
-            if size >= extent:
-                if size == extent:
-                    del self._holes[index]
-                else:
-                    self._holes[index] = (offset + extent, size - extent)
-                piece = Piece(offset, length, extent, self._leases.pop() if self._leases else -1)
+            at, end = max(offset, above), offset + size
+            if end - at >= extent:
+                left = [(offset, at - offset), (at + extent, end - at - extent)]
+                self._holes[index : index + 1] = [hole for hole in left if hole[1]]
+                piece = Piece(at, length, extent, self._leases.pop() if self._leases else -1)
                 self._held.add(piece)
                 return piece
         return None

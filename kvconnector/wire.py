@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from deeplink import secret as shared
@@ -45,7 +45,8 @@ GATHER = 128 << 10
 1 GB, woken for every segment 0.3 (a 2-core virtual machine)."""
 GATHER_SECONDS = 0.05
 """A slow link is not waited for, nor a kernel (before Linux 4.18) whose buffer is full with less."""
-_MUCH = 4 << 10
+MUCH = 4 << 10
+"""Bytes for which it is worth asking the kernel to let a reader sleep."""
 _ENDED = getattr(select, "POLLRDHUP", 0)
 """A peer that closed when it had said that it takes no more for now is never heard of again: its kernel answers the
 probes, but has nothing to reset. No peer goes on reading once it has ended its own stream."""
@@ -55,7 +56,8 @@ MAX_VIEWS = 64
 
 
 class Shared:
-    """A socket that any thread may close while others are in a call on it; those calls fail.
+    """A socket that any thread may close while others are in a call on it (``with shared.use() as sock``); those calls
+    fail.
 
     The descriptor is given back only when nobody uses it any more. Were its number taken by another socket while a
     thread still polls it, the kernel would wake that thread for the old socket, find the new one quiet, and let it
@@ -68,20 +70,25 @@ class Shared:
         self._users = 0
         self._closed = False
 
-    @contextlib.contextmanager
-    def use(self) -> Iterator[socket.socket]:
-        """The socket, for one call or several. Raises PeerGone when it has been closed."""
+    def use(self) -> Shared:
+        """A context in which the socket can be used, for one call or several. Raises PeerGone when it has been closed.
+
+        This is its own context: a generator's would cost more than a call of the kernel's.
+        """
+        return self
+
+    def __enter__(self) -> socket.socket:
         with self._lock:
             if self._closed:
                 raise PeerGone("the connection is closed")
             self._users += 1
-        try:
-            yield self._socket
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._closed and not self._users:
-                    self._socket.close()
+        return self._socket
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._closed and not self._users:
+                self._socket.close()
 
     def close(self) -> None:
         with self._lock:
@@ -144,7 +151,15 @@ def tune(sock: socket.socket) -> None:
 
 
 def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None:
-    send_all(sock, [data], deadline)
+    remaining(deadline)
+    try:
+        sent = sock.send(data, socket.MSG_DONTWAIT)
+    except NOT_YET:
+        sent = 0
+    except (OSError, ValueError) as exc:
+        raise broken(exc, "the connection broke while sending") from exc
+    if sent < len(data):
+        send_all(sock, [memoryview(data)[sent:]], deadline)
 
 
 def send_all(sock: socket.socket, views: Sequence[bytes | memoryview], deadline: float) -> None:
@@ -170,7 +185,7 @@ def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline:
     left = deque(view for view in views if view)
     size = sum(view.nbytes for view in left)
     try:
-        with _Sleep(sock) as sleep:
+        with _Sleep(sock, size) as sleep:
             while left:
                 seconds = remaining(deadline)
                 try:
@@ -190,10 +205,10 @@ def receive_into_all(sock: socket.socket, views: Sequence[memoryview], deadline:
 class _Sleep:
     """Wakes a reader only when many bytes have come, or the stream has ended: each waking costs the sender too."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, size: int) -> None:
         self._sock = sock
         # A UNIX socket has no such option; TLS keeps bytes of its own, so that fewer may come.
-        self._able = sock.family is not socket.AF_UNIX and not isinstance(sock, security.TlsSocket)
+        self._able = size >= MUCH and sock.family is not socket.AF_UNIX and not isinstance(sock, security.TlsSocket)
         self._size = 1
 
     def __enter__(self) -> _Sleep:
@@ -201,7 +216,7 @@ class _Sleep:
 
     def until(self, size: int, seconds: float) -> float:
         """Sleep until `size` bytes are there, or GATHER; for how long at most."""
-        self._set(min(size, GATHER) if self._able and size >= _MUCH else 1)
+        self._set(min(size, GATHER) if self._able and size >= MUCH else 1)
         return seconds if self._size == 1 else min(seconds, GATHER_SECONDS)
 
     def shorten(self) -> bool:
@@ -210,8 +225,9 @@ class _Sleep:
         return self._size > 1
 
     def __exit__(self, *raised: object) -> None:
-        with contextlib.suppress(OSError):
-            self._set(1)
+        if self._size != 1:
+            with contextlib.suppress(OSError):
+                self._set(1)
 
     def _set(self, size: int) -> None:
         if size != self._size:
@@ -232,20 +248,20 @@ def receive_into(sock: socket.socket, view: memoryview, deadline: float) -> None
     receive_into_all(sock, [view], deadline)
 
 
-def receive_some(sock: socket.socket, most: int, deadline: float, flags: int = 0) -> bytes:
-    """Wait for bytes and take those that are there, from 1 to `most`. Not for TLS."""
+def receive_some(sock: socket.socket, view: memoryview, deadline: float) -> int:
+    """Wait for bytes and take those that are there, from 1 to as many as fit into `view`; how many they are."""
     try:
         while True:
             seconds = remaining(deadline)
             try:
-                data = sock.recv(most, flags | socket.MSG_DONTWAIT)
-            except BlockingIOError as exc:
-                if not _poll(sock, select.POLLIN, seconds):
+                count: int = sock.recvmsg_into([view], 0, socket.MSG_DONTWAIT)[0]
+            except NOT_YET as exc:
+                if not _poll(sock, _event(exc, select.POLLIN), seconds):
                     raise DeadlineExceeded("the peer sends nothing") from exc
                 continue
-            if not data:
+            if not count:
                 raise PeerGone("the peer closed the connection")
-            return data
+            return count
     except (OSError, ValueError) as exc:
         raise broken(exc, "the connection broke while receiving") from exc
 

@@ -57,7 +57,7 @@ def _loads(kind: Any, bits: int) -> Any:
     return made
 
 
-_read8, _read32, _read64 = _loads(types.uint64, 8), _loads(types.uint64, 32), _loads(types.uint64, 64)
+_read8, read32, read64 = _loads(types.uint64, 8), _loads(types.uint64, 32), _loads(types.uint64, 64)
 
 
 @intrinsic
@@ -133,7 +133,7 @@ def _avalanche(h: Any) -> Any:
 @part
 def _mix(start: int, secret: int, seed: Any) -> Any:
     """16 bytes with 16 of the secret."""
-    return _fold(_read64(start) ^ (_read64(secret) + seed), _read64(start + 8) ^ (_read64(secret + 8) - seed))
+    return _fold(read64(start) ^ (read64(secret) + seed), read64(start + 8) ^ (read64(secret + 8) - seed))
 
 
 @part
@@ -152,24 +152,24 @@ def _rotated(value: Any, by: int) -> Any:
 @part
 def _to_16(start: int, size: int, seed: Any, secret: int) -> Any:
     if size > 8:
-        low = _read64(start) ^ ((_read64(secret + 24) ^ _read64(secret + 32)) + seed)
-        high = _read64(start + size - 8) ^ ((_read64(secret + 40) ^ _read64(secret + 48)) - seed)
+        low = read64(start) ^ ((read64(secret + 24) ^ read64(secret + 32)) + seed)
+        high = read64(start + size - 8) ^ ((read64(secret + 40) ^ read64(secret + 48)) - seed)
         return _avalanche(_U(size) + _swapped(low) + high + _fold(low, high))
     if size >= 4:
         seed ^= _swapped(seed & _U(0xFFFFFFFF))
-        both = _read32(start + size - 4) + (_read32(start) << _U(32))
-        h = both ^ ((_read64(secret + 8) ^ _read64(secret + 16)) - seed)
+        both = read32(start + size - 4) + (read32(start) << _U(32))
+        h = both ^ ((read64(secret + 8) ^ read64(secret + 16)) - seed)
         h ^= _rotated(h, 49) ^ _rotated(h, 24)
         h *= _MX2
         h ^= (h >> _U(35)) + _U(size)
         h *= _MX2
         return h ^ (h >> _U(28))
     if size == 0:
-        h = seed ^ _read64(secret + 56) ^ _read64(secret + 64)
+        h = seed ^ read64(secret + 56) ^ read64(secret + 64)
     else:
         first, middle, last = _read8(start), _read8(start + size // 2), _read8(start + size - 1)
         h = (first << _U(16)) | (middle << _U(24)) | last | (_U(size) << _U(8))
-        h ^= (_read32(secret) ^ _read32(secret + 4)) + seed
+        h ^= (read32(secret) ^ read32(secret + 4)) + seed
     h ^= h >> _U(33)
     h *= _P64_2
     h ^= h >> _U(29)
@@ -194,15 +194,56 @@ def _to_240(start: int, size: int, seed: Any, secret: int) -> Any:
     return _avalanche(h + _mix(start + size - 16, secret + 136 - 17, seed))
 
 
+LINE = 64
+"""Bytes of which several may be taken in at a time, by `feed`."""
+
+
+@part
+def begin(state: Any) -> None:
+    """For an input of whole lines that comes in pieces, without a seed; more than 240 bytes in all."""
+    state[0], state[1], state[2], state[3] = _P32_3, _P64_1, _P64_2, _P64_3
+    state[4], state[5], state[6], state[7] = _P64_4, _P32_2, _P64_5, _P32_1
+
+
+@part
+def feed(start: int, length: int, done: int, size: int, secret: int, state: Any) -> int:
+    """Take in the next piece of an input of `size` bytes, of which `done` lines have been; how many have been then."""
+    sums = state.ctypes.data
+    lines = size // LINE - 1
+    left = length // LINE
+    while left > 0:
+        if done == lines:
+            _accumulate(sums, start, secret + _LAST, 1)
+            return done + 1
+        turn = done % _LINES
+        some = min(_LINES - turn, left, lines - done)
+        _accumulate(sums, start, secret + 8 * turn, some)
+        if turn + some == _LINES:
+            _scramble(sums, secret + _SCRAMBLE)
+        done += some
+        left -= some
+        start += some * LINE
+    return done
+
+
+@part
+def end(size: int, secret: int, state: Any) -> Any:
+    """The digest of the pieces."""
+    h = _U(size) * _P64_1
+    for i in range(4):
+        key = secret + 11 + 16 * i
+        h += _fold(state[2 * i] ^ read64(key), state[2 * i + 1] ^ read64(key + 8))
+    return _avalanche(h)
+
+
 @part
 def _longer(start: int, size: int, seed: Any, secret: int, state: Any) -> Any:
     sums = state.ctypes.data
     seeded = sums + 64
-    state[0], state[1], state[2], state[3] = _P32_3, _P64_1, _P64_2, _P64_3
-    state[4], state[5], state[6], state[7] = _P64_4, _P32_2, _P64_5, _P32_1
+    begin(state)
     for i in range(0, 24, 2):
-        state[8 + i] = _read64(secret + 8 * i) + seed
-        state[9 + i] = _read64(secret + 8 * i + 8) - seed
+        state[8 + i] = read64(secret + 8 * i) + seed
+        state[9 + i] = read64(secret + 8 * i + 8) - seed
     lines = (size - 1) // 64
     done = 0
     while done + _LINES <= lines:
@@ -211,11 +252,7 @@ def _longer(start: int, size: int, seed: Any, secret: int, state: Any) -> Any:
         done += _LINES
     _accumulate(sums, start + 64 * done, seeded, lines - done)
     _accumulate(sums, start + size - 64, seeded + _LAST, 1)
-    h = _U(size) * _P64_1
-    for i in range(4):
-        key = seeded + 11 + 16 * i
-        h += _fold(state[2 * i] ^ _read64(key), state[2 * i + 1] ^ _read64(key + 8))
-    return _avalanche(h)
+    return end(size, seeded, state)
 
 
 @part

@@ -2,14 +2,19 @@
 
 Protocol, bytes in and bytes out:
 
-    serve      listening: limits, TLS, the end          upstream   the connections to the engines' APIs
-    app        the HTTP endpoint                        control    calls to an engine's control endpoint
-    admin      the operators' API                       headers    which headers pass
+    serve      listening: the address, TLS, the end     logs       the log of a router that serves
+    clients    all connections of clients, their clock  client     one of them: requests in, answers out
+    head       reading a request's head, its limits     answers    writing an answer's head
+    api        what clients ask for                     direct     a request that needs no task
+    coding     bodies that are compressed               headers    which headers pass; names  what they mean
     paths      which paths pass                         keys       who may ask for what
+    upstream   the connections to the engines' APIs     line       one of them; reply what comes of a request
+    inner      a request that the HTTP library answers: health, metrics, the operators' API, the page
+    app        the router put together                  control    calls to an engine's control endpoint
+    admin      the operators' API                       metrics    what is counted, for Prometheus
     page       the web page                             overview   what it shows; recent what ended lately
     openai     how errors look to clients               sse        where one event ends
-    usage      which tokens of a handoff were cached
-    body       what the engines are sent                metrics    what is counted, for Prometheus
+    body       what the engines are sent                usage      which tokens of a handoff were cached
 
 Flow, which calls make one request:
 
@@ -33,7 +38,7 @@ Choice, which engine or which pair:
     registered engines that register themselves         tracing    spans for OpenTelemetry
     parts      where the application keeps its parts
 
-Only `app`, `admin`, `page`, `parts` and `serve` know the HTTP server, only `upstream` and `control` the HTTP client.
+Only `api`, `app`, `admin`, `inner`, `page`, `parts` and `serve` know the HTTP library, and `control` as its client.
 `choice`, `engine`, `declared`, `said`, `routes`, `policies`, `prefix`, `kv_events`, `kv_index`, `kv_sequence`,
-`breaker`, `load`, `retry`, `paths`, `body`, `headers`, `sse`, `usage` and `openai` do no IO.
+`breaker`, `load`, `retry`, `paths`, `body`, `coding`, `head`, `headers`, `names`, `sse`, `usage` and `openai` do no IO.
 """

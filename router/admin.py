@@ -21,7 +21,6 @@ Entry = TypeVar("Entry", bound=EngineEntry)
 
 ROOT = "/deeplink/v1"
 REGISTRATIONS = f"{ROOT}/registrations/"
-MAX_BODY = 64 << 10
 BODY_SECONDS = 10.0
 
 
@@ -94,7 +93,9 @@ async def _register(request: web.Request) -> web.StreamResponse:
 
 
 async def _leave(request: web.Request) -> web.StreamResponse:
-    request.app[REGISTERED].leave(request.match_info["name"], request.query.get("epoch"))
+    given = request.query.get("sequence", "")
+    sequence = int(given) if given.isascii() and given.isdigit() and len(given) < 20 else None
+    request.app[REGISTERED].leave(request.match_info["name"], request.query.get("epoch"), sequence)
     return web.Response(status=204)
 
 

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 from deeplink.config import RouteEntry, RouterSection
@@ -28,7 +29,7 @@ from deeplink.router.queue import Queue
 from deeplink.router.routes import Routes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Need:
     """What of a request matters to the choice. `tokens`, of the prompt, and `output` are estimates; `chain` are the
     hashes of the prompt (`prefix.hashes`), empty where no policy reads prompts, and `chains` those of
@@ -72,11 +73,17 @@ class Admission:
         self._prefixes = prefix.Prefixes()
         self._routes = Routes(routes)
         self._breakers: dict[str, Breaker] = {}
+        self._failing: set[str] = set()
         self._epochs: dict[str, str] = {}
         self._turn = 0
         self._stride = 1
         fleet.on_change = self.changed
         self.changed()
+
+    def route(self, entries: Sequence[RouteEntry]) -> None:
+        """From now on by these routes. Requests that have been given their engines keep them."""
+        self._routes = Routes(entries)
+        self.queue.wake()
 
     async def choose(self, need: Need, avoid: frozenset[str] = frozenset()) -> Plain | Pair:
         """As `choice.choose`, waiting while all engines are full. Where nothing is found, all engines are looked at
@@ -89,6 +96,17 @@ class Admission:
             await self._fleet.look()
         return await self.queue.turn(lambda: self._choose(need, avoid))
 
+    def at_once(self, need: Need) -> Engine | None:
+        """The engine for a request that is surely not handed over, if there is nothing to wait for and nothing that
+        keeps any engine back. None leaves all to `choose`; nothing has been counted then."""
+        table = self._fleet.table
+        engines = table.whole if need.generates else table.able
+        if not engines or (need.handoff and table.split) or len(self.queue) or self._routes or not self._all_open():
+            return None
+        self._turn += 1
+        self._stride = 1
+        return self._pick(need, "decode", engines)
+
     def reader(self, pair: Pair, need: Need, avoid: frozenset[str]) -> Pair | None:
         """Another pair with the same prefill engine, whose decode engine can fetch what is staged there."""
         pairs = readers(self._fleet.table, pair, self.shut(), avoid)
@@ -99,22 +117,34 @@ class Admission:
 
     def take(self, engine: Engine, need: Need, *, prefill: bool, decode: bool) -> Hold:
         """Counts the request at this engine, which was just chosen for it, until the hold ends."""
-        trying = self._breaker(engine.name).begin()
+        name = engine.name
+        trying = self._breaker(name).begin()
         if prefill and need.chain:
-            self._prefixes.add(engine.name, need.chain)
+            self._prefixes.add(name, need.chain)
         return self.load.take(
-            engine.name,
+            name,
             prefill=need.tokens if prefill else 0,
             decode=need.tokens + need.output if decode else 0,
-            ended=lambda: self._ended(engine.name, trying),
+            ended=partial(self._ended, name) if trying else self.queue.wake,
         )
 
     def succeeded(self, engine: Engine) -> None:
-        self._breaker(engine.name).succeeded()
+        breaker = self._breaker(engine.name)
+        if breaker.failures:
+            breaker.succeeded()
+            self._failing.discard(engine.name)
 
     def failed(self, engine: Engine) -> None:
         """A request failed, and it was this engine's doing."""
-        self._breaker(engine.name).failed(time.monotonic())
+        breaker = self._breaker(engine.name)
+        breaker.failed(time.monotonic())
+        if breaker.until:
+            self._failing.add(engine.name)
+
+    def _all_open(self) -> bool:
+        """Whether surely no engine is shut, which is known without looking at each."""
+        section = self._section
+        return not (self.draining or self._failing or section.max_requests or self._fleet.fullest >= section.kv_limit)
 
     def shut(self) -> dict[str, Shut]:
         """The engines that get no new requests, and why."""
@@ -153,9 +183,11 @@ class Admission:
         self._prefixes.forget(name)
         self.load.forget(name)
         self._breakers.pop(name, None)
+        self._failing.discard(name)
 
-    def _ended(self, name: str, trying: bool) -> None:
-        if trying and (breaker := self._breakers.get(name)) is not None:
+    def _ended(self, name: str) -> None:
+        """The request that tried whether the engine is well again has ended."""
+        if (breaker := self._breakers.get(name)) is not None:
             breaker.ended()
         self.queue.wake()
 
@@ -190,15 +222,20 @@ class Admission:
         policy = self._policies[work]
         chain = need.chain if policy.reads_prompts else ()
         said = self.index.held(need.chains) if policy.reads_caches and need.chains is not None else None
+        if chain or said is not None:
+            views = [self._view(engine, chain, said) for engine in engines]
+        else:
+            every, seconds = self.load.all, self.load.seconds.get
+            views = [View(e.name, *every(e.name), e.weight, seconds(e.name, 0.0)) for e in engines]
         snapshot = Snapshot(
             work,
-            tuple(self._view(engine, chain, said) for engine in engines),
+            tuple(views),
             need.tokens,
             # In pairs the two would go round in step otherwise, and some pairs never be chosen.
             self._turn if work == "prefill" else self._turn // self._stride,
             (random.random(), random.random()),
             need.session,
-            prefix.start(chain),
+            prefix.start(chain) if chain else 0,
         )
         if work == "prefill":
             self._stride = len(engines)

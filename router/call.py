@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from deeplink.router import openai, sse, usage
 from deeplink.router.engine import Engine
 from deeplink.router.exchange import Exchange
 from deeplink.router.fleet import Fleet
-from deeplink.router.headers import Headers
+from deeplink.router.headers import Headers, lines, raw_lines
 from deeplink.router.kinds import LINGER, RANK, Part, rank_header
 from deeplink.router.upstream import Lost, Reply, Upstream
 
@@ -58,115 +57,158 @@ class Opened:
         return None
 
 
-async def ask(
-    upstream: Upstream,
-    fleet: Fleet,
-    engine: Engine,
-    exchange: Exchange,
-    part: Part,
-    until: float | None = None,
-    late: Callable[[], Awaitable[None]] | None = None,
-    fade: Callable[[Coroutine[Any, Any, None]], None] | None = None,
-) -> Opened:
-    """Send one request and wait for its whole answer, or the first event of a stream.
+class Calls:
+    """Asks engines. One clock looks after all calls: one that waits for an engine that was given up ends."""
 
-    Past `until` (of time.monotonic) `late` is called: it raises, or returns if the deadline no longer counts.
-    Raises NotSent, or Lost also when the engine is given up. If it raises or is cancelled the call is
-    dropped; with `fade` it is given what waits a little for an answer before it drops the call.
-    """
-    headers = [*exchange.headers, *part.headers]
-    if exchange.trace is None:
-        return await _asked(upstream, fleet, engine, exchange, part.body, headers, until, late, fade)
-    with exchange.trace.call(engine.name, exchange.phase, headers) as traced:
-        return await _asked(upstream, fleet, engine, exchange, part.body, traced, until, late, fade)
+    def __init__(self, upstream: Upstream, fleet: Fleet) -> None:
+        self._upstream = upstream
+        self._fleet = fleet
+        self._open: dict[Reply, Engine] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
+    async def ask(
+        self,
+        engine: Engine,
+        exchange: Exchange,
+        part: Part,
+        until: float | None = None,
+        late: Callable[[], Awaitable[None]] | None = None,
+        fade: Callable[[Coroutine[Any, Any, None]], None] | None = None,
+    ) -> Opened:
+        """Send one request and wait for its whole answer, or the first event of a stream.
 
-async def _asked(
-    upstream: Upstream,
-    fleet: Fleet,
-    engine: Engine,
-    exchange: Exchange,
-    body: bytes,
-    headers: Headers,
-    until: float | None,
-    late: Callable[[], Awaitable[None]] | None,
-    fade: Callable[[Coroutine[Any, Any, None]], None] | None,
-) -> Opened:
-    replies: list[Reply] = []
-    if rank := rank_header(engine):
-        headers = [pair for pair in headers if pair[0].lower() != RANK] + rank
-    url = engine.url + exchange.target
-    task = asyncio.create_task(_open(upstream, exchange.method, url, body, headers, replies))
-    task.add_done_callback(_seen)
-    try:
-        while not task.done():
-            now = time.monotonic()
-            rest = TICK_SECONDS if until is None else min(TICK_SECONDS, until - now)
-            await asyncio.wait({task}, timeout=max(rest, 0.0))
-            if task.done():
-                break
-            if why := fleet.silent(engine):
-                raise Lost(why)
-            if until is not None and late is not None and time.monotonic() >= until:
+        Past `until` (of time.monotonic) `late` is called: it raises, or returns if the deadline no longer counts.
+        Raises NotSent, or Lost also when the engine is given up. If it raises or is cancelled the call is
+        dropped; with `fade` it is given what waits a little for an answer before it drops the call.
+        """
+        rank = rank_header(engine)
+        if exchange.trace is None and not part.headers and not rank:
+            return await self._asked(engine, exchange, part.body, raw_lines(exchange.pairs), until, late, fade)
+        headers = [*exchange.headers, *part.headers]
+        if exchange.trace is None:
+            return await self._asked(engine, exchange, part.body, _lines(headers, rank), until, late, fade)
+        with exchange.trace.call(engine.name, exchange.phase, headers) as traced:
+            return await self._asked(engine, exchange, part.body, _lines(traced, rank), until, late, fade)
+
+    async def _asked(
+        self,
+        engine: Engine,
+        exchange: Exchange,
+        body: bytes,
+        head: bytes,
+        until: float | None,
+        late: Callable[[], Awaitable[None]] | None,
+        fade: Callable[[Coroutine[Any, Any, None]], None] | None,
+    ) -> Opened:
+        reply = self._send(engine, exchange, body, head)
+        if until is None and fade is None:
+            return await self.opened(reply)
+        task = asyncio.create_task(opened(reply))
+        task.add_done_callback(_seen)
+        kept = False
+        try:
+            await asyncio.wait({task}, timeout=None if until is None else max(until - time.monotonic(), 0.0))
+            if not task.done() and late is not None:
                 await late()
-                until = None
-        answered = task.result()
-        replies.clear()
-        return answered
-    finally:
-        # Whatever is left here was not handed over: the call failed or was given up.
-        if fade is not None and not task.done():
-            fade(_faded(task, replies))
-        else:
-            _dropped(task, replies)
+                await asyncio.wait({task})
+            answer = task.result()
+            kept = True
+            return answer
+        finally:
+            # Whatever is left here was not handed over: the call failed or was given up.
+            if fade is not None and not task.done():
+                fade(_faded(task, reply))
+            elif not kept:
+                _dropped(task, reply)
+
+    def begin(self, engine: Engine, exchange: Exchange) -> Reply:
+        """Sends the client's own request, and waits for nothing. Pass the reply to `opened`, or to `done` once it is
+        over."""
+        head = raw_lines(exchange.pairs) if engine.rank is None else _lines(exchange.headers, rank_header(engine))
+        return self._send(engine, exchange, exchange.body.raw, head)
+
+    async def opened(self, reply: Reply) -> Opened:
+        """As `ask`, of what was sent."""
+        try:
+            with reply.closed_unless_done():
+                return await opened(reply)
+        finally:
+            if reply.over:
+                self.done(reply)
+
+    def done(self, reply: Reply) -> None:
+        self._open.pop(reply, None)
+
+    def _send(self, engine: Engine, exchange: Exchange, body: bytes, head: bytes) -> Reply:
+        if body and not exchange.typed:
+            head += b"Content-Type: application/json\r\n"
+        nothing = b"" if exchange.method == "POST" else None
+        reply = self._upstream.call(exchange.method, engine.url, exchange.target, head, body or nothing)
+        self._watch(reply, engine)
+        return reply
+
+    def _watch(self, reply: Reply, engine: Engine) -> None:
+        self._open[reply] = engine
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        for reply, engine in tuple(self._open.items()):
+            if reply.over:
+                del self._open[reply]
+            elif why := self._fleet.silent(engine, reply.heard):
+                reply.close(why)
+        if self._open:
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._look)
 
 
-async def relay(exchange: Exchange, fleet: Fleet, engine: Engine, opened: Opened) -> AsyncGenerator[bytes, None]:
+class Relay:
     """A stream's bytes as they are, but for which tokens of a handoff were cached; then, if it broke, one event that
     says so and no ``[DONE]``."""
-    events, reply = opened.events, opened.reply
-    assert events is not None
 
-    def told(whole: bytes) -> bytes:
-        return usage.merged_events(whole, exchange.cached) if exchange.handoff else whole
+    def __init__(self, exchange: Exchange, engine: Engine, opened: Opened) -> None:
+        assert opened.events is not None
+        self._exchange = exchange
+        self._engine = engine
+        self._data = opened.data
+        self._events: sse.Events = opened.events
+        self._to: Callable[[bytes], None] = lambda data: None
+        self.source = opened.reply
 
-    yield told(opened.data)
-    why = ""
-    with _watched(fleet, engine, reply):
+    async def pour(self, to: Callable[[bytes], None]) -> None:
+        """Gives `to` all of it, as it comes. Never raises for what the engine did."""
+        exchange, events = self._exchange, self._events
+        self._to = to
+        to(self._told(self._data))
+        why = ""
         try:
-            while chunk := await reply.chunk():
-                if whole := events.feed(chunk):
-                    yield told(whole)
+            await self.source.pour(self._came)
         except Lost as lost:
             why = str(lost)
-    rest = events.end() if not why else b""
-    # Only these two ends have a mark of their own; other streams are whole if HTTP says so.
-    if events.done or (not exchange.generates and not why):
-        exchange.phase = "done"
-        if rest:
-            yield told(rest)
-        return
-    exchange.error = DecodeFailed(f"engine {engine.name} did not finish its answer: {why or 'the stream ended early'}")
-    yield (b"\n\n" if events.torn else b"") + openai.event(exchange.error)
+        rest = events.end() if not why else b""
+        # Only these two ends have a mark of their own; other streams are whole if HTTP says so.
+        if events.done or (not exchange.generates and not why):
+            exchange.phase = "done"
+            if rest:
+                to(self._told(rest))
+            return
+        name = self._engine.name
+        exchange.error = DecodeFailed(f"engine {name} did not finish its answer: {why or 'the stream ended early'}")
+        to((b"\n\n" if events.torn else b"") + openai.event(exchange.error))
+
+    def _came(self, data: bytes) -> None:
+        if whole := self._events.feed(data):
+            self._to(self._told(whole))
+
+    def _told(self, whole: bytes) -> bytes:
+        return usage.merged_events(whole, self._exchange.cached) if self._exchange.handoff else whole
 
 
-async def _faded(task: asyncio.Task[Opened], replies: list[Reply]) -> None:
-    await asyncio.wait({task}, timeout=LINGER)
-    _dropped(task, replies)
-
-
-def _dropped(task: asyncio.Task[Opened], replies: list[Reply]) -> None:
-    task.cancel()
-    for reply in replies:
-        reply.close()
-
-
-async def _open(
-    upstream: Upstream, method: str, url: str, body: bytes, headers: Headers, replies: list[Reply]
-) -> Opened:
-    reply = await upstream.send(method, url, headers, body or None)
-    replies.append(reply)
-    if reply.status != 200 or reply.media != "text/event-stream":
+async def opened(reply: Reply) -> Opened:
+    """Its whole answer, or the first event of a stream. Raises NotSent or Lost."""
+    await reply.begun()
+    if reply.status != 200 or not reply.streams:
         return Opened(reply, await reply.read(MAX_ANSWER))
     events, head = sse.Events(), b""
     while chunk := await reply.chunk():
@@ -177,25 +219,18 @@ async def _open(
     return Opened(reply, head, events, sse.first_data(head))
 
 
-@contextmanager
-def _watched(fleet: Fleet, engine: Engine, reply: Reply) -> Iterator[None]:
-    """Closes `reply` when its engine is given up."""
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle | None = None
+async def _faded(task: asyncio.Task[Opened], reply: Reply) -> None:
+    await asyncio.wait({task}, timeout=LINGER)
+    _dropped(task, reply)
 
-    def check() -> None:
-        nonlocal timer
-        if why := fleet.silent(engine, reply.heard):
-            reply.close(why)
-        else:
-            timer = loop.call_later(TICK_SECONDS, check)
 
-    check()
-    try:
-        yield
-    finally:
-        if timer is not None:
-            timer.cancel()
+def _dropped(task: asyncio.Task[Opened], reply: Reply) -> None:
+    task.cancel()
+    reply.close()
+
+
+def _lines(headers: Headers, rank: Headers) -> bytes:
+    return lines([pair for pair in headers if pair[0].lower() != RANK] + rank if rank else headers)
 
 
 def _seen(task: asyncio.Task[Opened]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -38,17 +38,32 @@ class Pair:
 @dataclass(frozen=True, slots=True)
 class Table:
     """All engines, and which of those that are up can hand over to which; `partners` are the pairs by who prefills.
-    Made once per change, not per request."""
+    Made once per change, not per request, and so is what follows from it.
+
+    `kinds` are those of the engines that hand over; `split`: requests are to be (`splits`); `able` are the engines that
+    are up and can serve a request that nobody prefills for them, `whole` those of them that can generate too.
+    """
 
     engines: tuple[Engine, ...]
     pairs: tuple[Pair, ...]
     refused: tuple[tuple[Engine, Engine, Refusal], ...]
     partners: Mapping[str, tuple[Pair, ...]]
+    kinds: frozenset[str] = field(init=False)
+    split: bool = field(init=False)
+    able: tuple[Engine, ...] = field(init=False)
+    whole: tuple[Engine, ...] = field(init=False)
 
-    @property
-    def kinds(self) -> frozenset[str]:
-        """Of the engines that hand over."""
-        return frozenset(engine.kind for engine in self.engines if not engine.plain)
+    def __post_init__(self) -> None:
+        engines = self.engines
+        only = len(engines) == 1 and not engines[0].foreign
+        able = tuple(engine for engine in engines if not engine.down and (engine.alone or only))
+        for name, value in (
+            ("kinds", frozenset(engine.kind for engine in engines if not engine.plain)),
+            ("split", splits(engines)),
+            ("able", able),
+            ("whole", tuple(engine for engine in able if engine.whole)),
+        ):
+            object.__setattr__(self, name, value)
 
 
 def table(engines: Iterable[Engine], before: Table | None = None) -> Table:
@@ -131,10 +146,9 @@ def choose(
     left; NoEngine, naming who is down or shut and why; if every pair refuses, the Refused that says in which field; or
     InvalidRequest, if only a pair could serve it and the request's field bars it.
     """
-    if handoff and splits(of.engines) and (not barred or not _all_barred(of, barred)):
+    if handoff and of.split and (not barred or not _all_barred(of, barred)):
         return _pair(_without(of, barred), pick, shut, avoid)
-    only = len(of.engines) == 1 and not of.engines[0].foreign
-    usable = [engine for engine in of.engines if not engine.down and (engine.alone or only)]
+    usable: Sequence[Engine] = of.able
     if not usable:
         if any(engine.consumes and not engine.down for engine in of.engines) and of.pairs:
             if not _all_barred(of, barred):
@@ -145,7 +159,7 @@ def choose(
                 field=field,
             )
         raise _none("decode", of.engines)
-    if generates and not (usable := [engine for engine in usable if engine.whole]):
+    if generates and not (usable := of.whole):
         raise NoEngine(
             "no engine that is up can serve this request by itself, and it is not one that is handed over",
             remedy="ask for one answer to one prompt, or add an engine that both prefills and decodes",

@@ -38,6 +38,7 @@ class Status(msgspec.Struct, frozen=True):
     """How an engine is doing; the members the router reads."""
 
     blocks: Blocks = Blocks()
+    early: bool = False
 
 
 _state = msgspec.json.Decoder(HandoffState)

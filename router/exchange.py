@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from deeplink.errors import DeeplinkError
 from deeplink.router.body import Body
 from deeplink.router.engine import Engine
-from deeplink.router.headers import PREFIX, Headers
+from deeplink.router.headers import PREFIX, Headers, texts
+from deeplink.router.names import Names
 from deeplink.router.tracing import Trace
 
 GENERATING = ("/v1/completions", "/v1/chat/completions")
@@ -17,34 +18,46 @@ GENERATING = ("/v1/completions", "/v1/chat/completions")
 Phase = Literal["arrived", "prefilling", "decoding", "done"]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Exchange:
     """What the flow does for it is written down here as it happens; the log and the answer's headers read it.
 
     `phase` is done only when the whole answer has come from the engine: until then something may be left to
     cancel. `error` is set where the answer had begun and could not be completed. `target` is the path with
-    the client's query, as the engines get it. `asked` are the engines that have been sent their part of the handoff,
-    `tries` how many more times something may be tried again, `tried` how many times it was. `cached` is what
-    the prefill engine said of the prompt tokens it had cached. `ends` are the handoffs that were begun for it: who
-    prefilled, who was last to decode, and whether it was finished. `trace` is set if spans are made.
+    the client's query, as the engines get it; `pairs` are the client's headers that they get, `typed`
+    whether one of them says what the body is. `asked` are the engines
+    that have been sent their part of the handoff, `tries` how many more times something may be tried again, `tried` how
+    many times it was. `cached` is what the prefill engine said of the prompt tokens it had cached. `ends` are the
+    handoffs that were begun for it: who prefilled, who was last to decode, and whether it was finished. `trace` is set
+    if spans are made.
     """
 
     path: str
     target: str
-    headers: Headers
+    pairs: list[tuple[bytes, bytes]]
     body: Body
-    phase: Phase = "arrived"
-    handoff: str = ""
-    prefill: str = ""
-    decode: str = ""
-    error: DeeplinkError | None = None
-    asked: list[Engine] = field(default_factory=list)
-    tries: int = 0
-    tried: int = 0
     method: str = "POST"
-    cached: dict[str, Any] | None = None
-    ends: list[tuple[str, str, bool]] = field(default_factory=list)
-    trace: Trace | None = None
+    typed: bool = True
+    # Most requests never set these: until then they are the class's.
+    phase: Phase = field(default="arrived", init=False)
+    handoff: str = field(default="", init=False)
+    prefill: str = field(default="", init=False)
+    decode: str = field(default="", init=False)
+    error: DeeplinkError | None = field(default=None, init=False)
+    asked: tuple[Engine, ...] = field(default=(), init=False)
+    tries: int = field(default=0, init=False)
+    tried: int = field(default=0, init=False)
+    cached: dict[str, Any] | None = field(default=None, init=False)
+    ends: tuple[tuple[str, str, bool], ...] = field(default=(), init=False)
+    trace: Trace | None = field(default=None, init=False)
+
+    @property
+    def headers(self) -> Headers:
+        return texts(self.pairs)
+
+    def handed(self) -> None:
+        """A handoff has come to its end, whatever that is."""
+        self.ends += ((self.prefill, self.decode, self.finished),)
 
     @property
     def chat(self) -> bool:
@@ -64,29 +77,50 @@ class Exchange:
         """Whether the answer is made token after token from a prompt, so that it can be handed over."""
         return self.path in GENERATING
 
-    def session(self, header: str) -> str:
+    def session(self, header: Names[bool]) -> str:
         """What the client names its session by; "" if by nothing."""
-        wanted = header.lower()
-        named = next((value for name, value in self.headers if name.lower() == wanted), "")
+        for name, value in self.pairs:
+            if header[name] and value:
+                return value.decode("utf-8", "surrogateescape")
         user = self.body.fields.get("user")
-        return named or (user if isinstance(user, str) else "")
+        return user if isinstance(user, str) else ""
 
     def marks(self) -> Headers:
         """The x-deeplink-* headers of the answer."""
-        marks = {
-            "path": self.kind if self.decode else "",
-            "handoff": self.handoff,
-            "prefill": self.prefill,
-            "decode": self.decode,
-        }
-        return [(PREFIX + name, value) for name, value in marks.items() if value]
+        if not self.decode:
+            return []
+        marks = [(PREFIX + "path", self.kind)]
+        if self.handoff:
+            marks += [(PREFIX + "handoff", self.handoff), (PREFIX + "prefill", self.prefill)]
+        return [*marks, (PREFIX + "decode", self.decode)]
+
+
+class Source(Protocol):
+    """What an answer comes from while it is streamed."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Stream(Protocol):
+    """The body of an answer that comes bit by bit; `source` is what it is read from."""
+
+    @property
+    def source(self) -> Source: ...
+
+    async def pour(self, to: Callable[[bytes], None]) -> None:
+        """Gives `to` all of it. Never raises for what the engine did: then the last is an event that says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the client is to get. A stream never raises for what the engine did: it ends with an error
-    event."""
+    """What the client is to get."""
 
     status: int
     headers: Headers
-    body: bytes | AsyncGenerator[bytes, None]
+    body: bytes | Stream
+
+
+Deliver = Callable[[Answer], Awaitable[None]]
+"""Gives an answer to the client, to its end. Raises no DeeplinkError."""

@@ -58,6 +58,7 @@ class Fleet:
         self._table = table(self._engines.values())
         self._answered = dict.fromkeys(self._engines, time.monotonic())
         self._status: dict[str, Status] = {}
+        self._fullest = 0.0
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._polling: asyncio.Task[None] | None = None
@@ -92,7 +93,7 @@ class Fleet:
             new = replace(old, weight=new.weight)
         else:
             self._answered[entry.name] = time.monotonic()
-            self._status.pop(entry.name, None)
+            self._unsaid(entry.name)
             # It is being looked for where it was.
             if (look := self._looks.pop(entry.name, None)) is not None:
                 look.cancel()
@@ -103,14 +104,24 @@ class Fleet:
         """False if there is no such engine. Requests that run there go on."""
         if self._engines.pop(name, None) is None:
             return False
-        self._status.pop(name, None)
+        self._unsaid(name)
         self._changed()
         return True
+
+    @property
+    def fullest(self) -> float:
+        """The most that any engine said (`use`)."""
+        return self._fullest
 
     def use(self, name: str) -> float:
         """Which part of its KV memory an engine said requests hold, 0 to 1; 0 as long as it has not said."""
         status = self._status.get(name)
         return status.blocks.held / status.blocks.total if status and status.blocks.total > 0 else 0.0
+
+    def early(self, name: str) -> bool:
+        """Whether an engine has said that a claim may be asked of it before its prefill has begun, at no cost to it."""
+        status = self._status.get(name)
+        return status is not None and status.early
 
     def cache_tokens(self, name: str) -> int:
         """How many tokens an engine's cache has room for; 0 if it is not known."""
@@ -199,6 +210,7 @@ class Fleet:
             self._answered[name] = time.monotonic()
         if status is not None and status != self._status.get(name):
             self._status[name] = status
+            self._fullest = max(self.use(one) for one in self._status)
             if new == old:
                 self.on_change()
         if new == old:
@@ -212,6 +224,10 @@ class Fleet:
             log.info("engine %s has a new contract, epoch %s", name, new.contract.epoch)
         self._engines[name] = new
         self._changed()
+
+    def _unsaid(self, name: str) -> None:
+        if self._status.pop(name, None) is not None:
+            self._fullest = max((self.use(one) for one in self._status), default=0.0)
 
     def _known(self, entry: EngineEntry) -> None:
         if entry.kind not in (DEEPLINK, PLAIN):

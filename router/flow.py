@@ -2,7 +2,7 @@
 
     arrived -> prefilling -> decoding -> done          a plain request starts with decoding
 
-Decode is asked when prefill is done, or (`router.dispatch`) both at once; then the decode engine waits for the first
+Decode is asked when prefill is done, or both at once (`router.dispatch`); then the decode engine waits for the first
 chunk, and prefilling lasts until it answers.
 
 Nothing is sent to the client before the decoding engine's first bytes are here and are not an error. Until then every
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from deeplink.config import RouterSection
 from deeplink.errors import DeadlineExceeded, DeeplinkError
@@ -28,14 +30,32 @@ from deeplink.router.admission import Admission, Need
 from deeplink.router.choice import Pair, Plain
 from deeplink.router.control import Control
 from deeplink.router.engine import DEEPLINK, Engine
-from deeplink.router.exchange import Answer, Exchange
+from deeplink.router.exchange import Answer, Deliver, Exchange
 from deeplink.router.fleet import Fleet
 from deeplink.router.kind_deeplink import DeeplinkHanding
 from deeplink.router.kinds import Handing, Part, Tools
 from deeplink.router.load import Hold
+from deeplink.router.names import Names
 from deeplink.router.prompts import Chains, Prompts
 from deeplink.router.stages import Handed, Stages
-from deeplink.router.upstream import Upstream
+from deeplink.router.upstream import Reply, Upstream
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class Begun:
+    """A call that was made, and what was chosen for it."""
+
+    need: Need
+    engine: Engine
+    hold: Hold
+    reply: Reply
+
+    def drop(self) -> None:
+        """Nobody wants it any more. Idempotent."""
+        self.reply.close()
+        self.hold.end()
 
 
 class Flow:
@@ -58,27 +78,56 @@ class Flow:
         self._prompts = Prompts(control)
         self._secret = secret
         self._section = section
+        self._session = Names({section.session_header.lower(): True}, False)
 
-    @asynccontextmanager
-    async def serve(self, exchange: Exchange) -> AsyncIterator[Answer]:
-        """The answer, while the context lasts. Raises DeeplinkError only on entering."""
-        async with AsyncExitStack() as stack:
-            yield await self._serve(exchange, stack)
+    def begin(self, exchange: Exchange) -> Begun | None:
+        """Makes the first call of a request that surely needs no other; None where that is not known at once.
 
-    async def _serve(self, exchange: Exchange, stack: AsyncExitStack) -> Answer:
-        need = self._need(exchange, await self._chains(exchange))
+        The caller passes what it gets to `ended` or to `serve`.
+        """
+        if self._admission.reads_caches:
+            return None
+        need = self._need(exchange, None)
+        engine = self._admission.at_once(need)
+        if engine is None:
+            return None
+        exchange.phase, exchange.decode = "decoding", engine.name
+        hold = self._admission.take(engine, need, prefill=True, decode=True)
+        return Begun(need, engine, hold, self._stages.begin(exchange, engine))
+
+    def ended(self, exchange: Exchange, begun: Begun) -> bytes | None:
+        """The body of the answer to that call, if there is nothing more to do for it; its head is the reply's."""
+        data = self._stages.well(begun.reply, begun.engine)
+        if data is not None:
+            exchange.phase = "done"
+            begun.hold.end(well=True)
+        return data
+
+    async def serve(self, exchange: Exchange, deliver: Deliver, begun: Begun | None = None) -> None:
+        """Delivers the answer. Raises DeeplinkError only if it has delivered nothing."""
         # What some engine does not serve another may; that costs nothing to find out.
         exchange.tries = self._section.retries if exchange.generates else len(self._fleet.table.engines)
-        choice = await self._admission.choose(need)
+        choice: Plain | Pair
+        if begun is not None:
+            need, choice = begun.need, Plain(begun.engine)
+        else:
+            need = self._need(exchange, await self._chains(exchange))
+            choice = await self._admission.choose(need)
         until = time.monotonic() + self._section.deadline
         avoid: set[str] = set()
         while True:
             try:
-                return await stack.enter_async_context(self._attempt(exchange, choice, need, until))
+                if isinstance(choice, Pair):
+                    await self._handoff(exchange, choice, need, until, deliver)
+                else:
+                    await self._plain(exchange, choice.engine, need, deliver, begun)
+                return
             except DeeplinkError as error:
+                begun = None
                 if (again := await self._again(exchange, need, choice, error, until, avoid)) is None:
                     if isinstance(error, retry.TurnedAway):
-                        return error.answer
+                        await deliver(error.answer)
+                        return
                     raise
                 choice = again
 
@@ -125,20 +174,20 @@ class Flow:
         return chains
 
     def _need(self, exchange: Exchange, chains: Chains | None) -> Need:
-        body = exchange.body
+        body, generates = exchange.body, exchange.generates
         tokens = bodies.tokens(body)
         return Need(
-            exchange.generates and tokens >= self._section.min_prefill,
+            generates and tokens >= self._section.min_prefill,
             tokens,
-            bodies.output(body) if exchange.generates else 0,
-            exchange.session(self._section.session_header),
+            bodies.output(body) if generates else 0,
+            exchange.session(self._session),
             prefix.hashes(bodies.text(body)) if self._admission.reads_prompts else (),
             chains,
-            self._barred(exchange),
-            exchange.generates,
+            self._barred(exchange) if self._fleet.table.kinds else _NONE,
+            generates,
         )
 
-    def _barred(self, exchange: Exchange) -> dict[str, str]:
+    def _barred(self, exchange: Exchange) -> Mapping[str, str]:
         """The kinds of engines that could not hand this request over, and by which of its fields."""
         kinds, body, chat = self._fleet.table.kinds, exchange.body, exchange.chat
         if not exchange.generates:
@@ -148,52 +197,40 @@ class Flow:
             found[DEEPLINK] = bodies.obstacle(body, chat=chat)
         return {name: field for name, field in found.items() if field}
 
-    @asynccontextmanager
-    async def _attempt(
-        self, exchange: Exchange, choice: Plain | Pair, need: Need, until: float
-    ) -> AsyncIterator[Answer]:
-        if isinstance(choice, Pair):
-            serving = self._handoff(exchange, choice, need, until)
-        else:
-            serving = self._plain(exchange, choice.engine, need)
-        async with serving as answer:
-            yield answer
-
-    @asynccontextmanager
-    async def _plain(self, exchange: Exchange, engine: Engine, need: Need) -> AsyncIterator[Answer]:
+    async def _plain(
+        self, exchange: Exchange, engine: Engine, need: Need, deliver: Deliver, begun: Begun | None
+    ) -> None:
         exchange.handoff, exchange.prefill, exchange.decode = "", "", engine.name
         exchange.phase = "decoding"
-        with self._admission.take(engine, need, prefill=True, decode=True) as hold:
-            async with self._stages.decode(exchange, engine, Part(exchange.body.raw, []), hold) as answer:
-                yield answer
+        with begun.hold if begun else self._admission.take(engine, need, prefill=True, decode=True) as hold:
+            reply = begun.reply if begun else None
+            await self._stages.decode(exchange, engine, Part(exchange.body.raw, []), hold, deliver, reply=reply)
 
-    @asynccontextmanager
-    async def _handoff(self, exchange: Exchange, pair: Pair, need: Need, until: float) -> AsyncIterator[Answer]:
+    async def _handoff(self, exchange: Exchange, pair: Pair, need: Need, until: float, deliver: Deliver) -> None:
         exchange.handoff = tickets.new_handoff()
         exchange.prefill, exchange.decode = pair.prefill.name, pair.decode.name
         exchange.phase = "prefilling"
         exchange.cached = None
-        exchange.asked.clear()
+        exchange.asked = ()
         handing = self._hand(exchange, pair, until)
         together = self._section.dispatch == "together" if handing.together is None else handing.together
-        async with AsyncExitStack() as stack:
+        with ExitStack() as stack:
             filling = stack.enter_context(self._admission.take(pair.prefill, need, prefill=True, decode=False))
             hold = stack.enter_context(self._admission.take(pair.decode, need, prefill=False, decode=True))
-            stack.callback(lambda: exchange.ends.append((exchange.prefill, exchange.decode, exchange.finished)))
+            stack.callback(exchange.handed)
             await self._ready(handing, pair, until)
             prefilling = asyncio.create_task(self._prefilled(exchange, handing, pair.prefill, filling, until))
             prefilling.add_done_callback(_seen)
             stack.callback(lambda: handing.over(prefilling, exchange.finished))
             if not together and (early := await asyncio.shield(prefilling)) is not None:
-                yield early
+                await deliver(early)
                 return
             handed = Handed(pair.prefill, until, prefilling if together else None, handing)
             tried = {pair.decode.name}
             while True:
                 try:
-                    serving = self._consumed(exchange, pair.decode, hold, handed)
-                    answer = await stack.enter_async_context(serving)
-                    break
+                    await self._consumed(exchange, pair.decode, hold, deliver, handed)
+                    return
                 except DeeplinkError as error:
                     if (other := await self._reader(exchange, pair, need, error, until, tried, handing)) is None:
                         raise
@@ -203,7 +240,6 @@ class Flow:
                     pair = other
                     exchange.decode = pair.decode.name
                     tried.add(pair.decode.name)
-            yield answer
 
     async def _ready(self, handing: Handing, pair: Pair, until: float) -> None:
         try:
@@ -215,7 +251,10 @@ class Flow:
 
     def _hand(self, exchange: Exchange, pair: Pair, until: float) -> Handing:
         if pair.kind == DEEPLINK:
-            return DeeplinkHanding(exchange, pair, until, self._tools, self._secret)
+            together = self._section.dispatch == "together" or (
+                self._section.dispatch == "auto" and self._fleet.early(pair.decode.name)
+            )
+            return DeeplinkHanding(exchange, pair, until, self._tools, self._secret, together)
         return self._fleet.kinds.get(pair.kind).hand(exchange, pair, until, self._tools)
 
     async def _reader(
@@ -241,20 +280,18 @@ class Flow:
     async def _prefilled(
         self, exchange: Exchange, handing: Handing, engine: Engine, hold: Hold, until: float
     ) -> Answer | None:
-        exchange.asked.append(engine)
+        exchange.asked += (engine,)
         try:
             return await self._stages.prefill(exchange, engine, handing, until)
         finally:
             hold.end()
 
-    @asynccontextmanager
-    async def _consumed(self, exchange: Exchange, engine: Engine, hold: Hold, handed: Handed) -> AsyncIterator[Answer]:
+    async def _consumed(self, exchange: Exchange, engine: Engine, hold: Hold, deliver: Deliver, handed: Handed) -> None:
         if handed.prefilling is None:
             exchange.phase = "decoding"
-        exchange.asked.append(engine)
+        exchange.asked += (engine,)
         part = handed.handing.decode(engine)
-        async with self._stages.decode(exchange, engine, part, hold, handed) as answer:
-            yield answer
+        await self._stages.decode(exchange, engine, part, hold, deliver, handed)
 
 
 def _seen(task: asyncio.Task[Answer | None]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import AnyStr
+
+from deeplink.router.names import Names
 
 Headers = list[tuple[str, str]]
 
@@ -33,21 +36,53 @@ _BACK = {
 }
 
 
-def to_engine(headers: Iterable[tuple[str, str]], *, key: bool = True) -> Headers:
+def _forwarded(name: str) -> bool:
+    return name not in _HOP and name not in _OURS and not name.startswith((PREFIX, _OURS_TOO))
+
+
+_with_key = Names(_forwarded, False)
+_without_key = Names(lambda name: name != "authorization" and _forwarded(name), False)
+_returned = Names(dict.fromkeys(_BACK, True), False)
+
+
+def to_engine(headers: Sequence[tuple[AnyStr, AnyStr]], *, key: bool = True) -> list[tuple[AnyStr, AnyStr]]:
     """All of a client's headers but those of its connection, those the router sets, and ours. Its key only with `key`:
     one that opens the router is nobody else's."""
-    headers = list(headers)
-    named = {
-        word.strip().lower() for name, value in headers if name.lower() == "connection" for word in value.split(",")
-    }
-    drop = _HOP | _OURS | named | (set() if key else {"authorization"})
-    return [
-        (name, value)
-        for name, value in headers
-        if name.lower() not in drop and not name.lower().startswith((PREFIX, _OURS_TOO))
-    ]
+    kept = unnamed(headers, key=key)
+    named: set[str] = set()
+    for name, value in headers:
+        if _text(name) == "connection":
+            named |= {word.strip() for word in _text(value).split(",")}
+    return [pair for pair in kept if _text(pair[0]) not in named] if named else kept
 
 
-def to_client(headers: Iterable[tuple[str, str]]) -> Headers:
+def unnamed(headers: Sequence[tuple[AnyStr, AnyStr]], *, key: bool) -> list[tuple[AnyStr, AnyStr]]:
+    """The same where no header `Connection` names others."""
+    passes = _with_key if key else _without_key
+    return [pair for pair in headers if passes[pair[0]]]
+
+
+def to_client(headers: Iterable[tuple[AnyStr, AnyStr]]) -> list[tuple[AnyStr, AnyStr]]:
     """Of an engine's answer, what the client has a use for."""
-    return [(name, value) for name, value in headers if name.lower() in _BACK]
+    return [pair for pair in headers if _returned[pair[0]]]
+
+
+def lines(headers: Collection[tuple[str, str]]) -> bytes:
+    """As they are sent. Raises ValueError for one that would end its line itself."""
+    whole = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    if whole.count("\n") != len(headers) or whole.count("\r") != len(headers):
+        raise ValueError("a line end within a header")
+    return whole.encode("utf-8", "surrogateescape")
+
+
+def raw_lines(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Those that came as bytes, for which the parser has seen to that."""
+    return b"".join([b"%b: %b\r\n" % pair for pair in pairs])
+
+
+def texts(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:
+    return [(name.decode("latin-1"), value.decode("utf-8", "surrogateescape")) for name, value in pairs]
+
+
+def _text(value: str | bytes) -> str:
+    return (value if isinstance(value, str) else value.decode("latin-1")).lower()

@@ -20,12 +20,16 @@ class Keys:
 
     def open_with(self, authorization: str) -> bool:
         """Whether the value of an Authorization header holds one of the keys."""
-        scheme, _, given = authorization.partition(" ")
-        digest = _digest(given.strip())
+        return self.open_with_bytes(authorization.encode(errors="surrogateescape"))
+
+    def open_with_bytes(self, authorization: bytes) -> bool:
+        """The same for the value as it came."""
+        scheme, _, given = authorization.partition(b" ")
+        digest = hashlib.sha256(given.strip()).digest()
         found = False
         for known in self._digests:
             found |= hmac.compare_digest(digest, known)
-        return found and scheme.lower() == "bearer"
+        return found and scheme.lower() == b"bearer"
 
 
 def load(path: Path | None, field: str) -> Keys | None:

@@ -49,7 +49,8 @@ class DeeplinkHanding:
         """Its control endpoint says what there is."""
 
     def decode(self, consumer: Engine) -> Part:
-        return Part(bodies.decode(self.exchange.body, {bodies.PARAMS: bodies.params("consume", self._ticket)}), [])
+        members = {bodies.PARAMS: bodies.params("consume", self._ticket, early=self.together is True)}
+        return Part(bodies.decode(self.exchange.body, members), [])
 
     async def offers(self, error: DeeplinkError) -> bool:
         if retry.other_epoch(error):

@@ -1,6 +1,7 @@
-"""Following the engines that deeplink.toml lists: an edit takes effect without a restart.
+"""Following the engines and the routes that deeplink.toml lists: an edit takes effect without a restart.
 
-Only [[engines]] is followed. A file that cannot be read or is wrong changes nothing, and says so in the log. Engines
+Only [[engines]] and [[routes]] are followed, both of one reading, so no route is ever used with the engines of another
+file. A file that cannot be read or is wrong changes nothing, and says so in the log. Engines
 that came through the operators' API are not the file's to remove.
 """
 
@@ -9,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deeplink import config as configs
-from deeplink.config import Config
+from deeplink.config import Config, RouteEntry
 from deeplink.errors import ConfigError, PluginError
 from deeplink.router.fleet import Fleet
 
@@ -22,13 +24,16 @@ log = logging.getLogger(__name__)
 
 
 class Listed:
-    """The engines of one file. Without a path nothing is followed."""
+    """The engines and routes of one file. Without a path nothing is followed. `on_routes` is called with all routes
+    when they have changed: after new engines were added, and before those that are gone are removed."""
 
     def __init__(self, path: Path | None, config: Config, fleet: Fleet, seconds: float = SECONDS) -> None:
         self._path = path
         self._fleet = fleet
         self._seconds = seconds
         self._names = {entry.name for entry in config.engines}
+        self._routes = config.routes
+        self.on_routes: Callable[[Sequence[RouteEntry]], None] | None = None
         self._seen = self._stamp()
         self._now = asyncio.Event()
 
@@ -51,16 +56,22 @@ class Listed:
     async def _read(self) -> None:
         assert self._path is not None
         try:
-            entries = configs.load(self._path).engines
+            config = configs.load(self._path)
         except ConfigError as exc:
-            log.error("the engines stay as they are: %s", exc)
+            log.error("the engines and the routes stay as they are: %s", exc)
             return
+        entries = config.engines
         names = {entry.name for entry in entries}
         for entry in entries:
             try:
                 self._fleet.put(entry)
             except PluginError as exc:
                 log.error("engine %s stays as it is: %s", entry.name, exc)
+        if config.routes != self._routes:
+            self._routes = config.routes
+            if self.on_routes is not None:
+                self.on_routes(config.routes)
+            log.info("%s has %d routes", self._path, len(config.routes))
         for gone in self._names - names:
             self._fleet.remove(gone)
         log.info("%s lists %s", self._path, ", ".join(sorted(names)) or "no engine")

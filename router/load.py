@@ -75,8 +75,11 @@ class Load:
 
     def all(self, name: str) -> tuple[int, int, int]:
         """Of all routers."""
+        mine = self.prefill[name], self.decode[name], self.requests[name]
+        if not self.others:
+            return mine
         prefill, decode, requests = self.others.get(name, (0, 0, 0))
-        return self.prefill[name] + prefill, self.decode[name] + decode, self.requests[name] + requests
+        return mine[0] + prefill, mine[1] + decode, mine[2] + requests
 
     def take(self, name: str, *, prefill: int = 0, decode: int = 0, ended: Callable[[], None] = lambda: None) -> Hold:
         """`ended` is called once, when the hold has ended."""

@@ -6,24 +6,22 @@ from aiohttp import web
 
 from deeplink.config import Config
 from deeplink.router.admission import Admission
+from deeplink.router.api import Api
 from deeplink.router.fleet import Fleet
-from deeplink.router.flow import Flow
 from deeplink.router.listed import Listed
 from deeplink.router.metrics import Metrics
 from deeplink.router.recent import Recent
 from deeplink.router.registered import Registered
 from deeplink.router.shared import Shared
 from deeplink.router.tracing import Spans
-from deeplink.router.upstream import Upstream
 
+API = web.AppKey("api", Api)
 CONFIG = web.AppKey("config", Config)
 FLEET = web.AppKey("fleet", Fleet)
 ADMISSION = web.AppKey("admission", Admission)
-FLOW = web.AppKey("flow", Flow)
 LISTED = web.AppKey("listed", Listed)
 METRICS = web.AppKey("metrics", Metrics)
 RECENT = web.AppKey("recent", Recent)
 REGISTERED = web.AppKey("registered", Registered)
 SHARED = web.AppKey("shared", Shared)
 SPANS = web.AppKey("spans", Spans)
-UPSTREAM = web.AppKey("upstream", Upstream)

@@ -6,6 +6,7 @@ prompts begin alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import xxhash
@@ -47,7 +48,7 @@ def weighted(of: Snapshot) -> int:
 
 def least_load(of: Snapshot) -> int:
     """The fewest tokens in flight for its weight, then the fewest requests, then in turn."""
-    return _least(of, lambda view: view.tokens / view.weight)
+    return _least(of, lambda view: (view.prefill + view.decode) / view.weight)
 
 
 def power_of_two(of: Snapshot) -> int:
@@ -98,13 +99,13 @@ def _busy(view: View) -> tuple[float, int]:
 
 
 def _least(of: Snapshot, cost: Callable[[View], float]) -> int:
-    count = len(of.engines)
-
-    def key(index: int) -> tuple[float, int, int]:
-        view = of.engines[index]
-        return cost(view), view.requests, (index - of.turn) % count
-
-    return min(range(count), key=key)
+    count, turn = len(of.engines), of.turn
+    best, least = 0, (math.inf, 0, 0)
+    for index, view in enumerate(of.engines):
+        this = cost(view), view.requests, (index - turn) % count
+        if this < least:
+            best, least = index, this
+    return best
 
 
 def _ranked(of: Snapshot, key: str) -> list[int]:

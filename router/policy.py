@@ -14,9 +14,10 @@ from typing import Literal
 Work = Literal["prefill", "decode"]
 
 
-@dataclass(frozen=True, slots=True)
+# Frozen ones take three times as long to make, and of these there is one for every engine and request.
+@dataclass(slots=True)
 class View:
-    """One engine as a policy sees it.
+    """One engine as a policy sees it; not to be changed.
 
     `prefill` and `decode` are tokens of requests that were given to it and have not ended: those of prompts not yet
     prefilled, and those whose cache it holds or may come to hold. `requests` counts the same requests. `seconds` is
@@ -38,9 +39,9 @@ class View:
         return self.prefill + self.decode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Snapshot:
-    """All that a choice may depend on. `engines` is never empty.
+    """All that a choice may depend on; not to be changed. `engines` is never empty.
 
     `tokens` is the estimated size of the prompt. `turn` counts choices; `dice` are two fresh numbers in [0, 1).
     `session` is what the client names its session by, or empty; `start` stands for how the prompt begins, 0 if it is

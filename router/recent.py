@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from deeplink.router.exchange import Exchange
 
@@ -13,8 +13,7 @@ WINDOW = 60.0
 MAX_ENDED = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """`first` is seconds to the first byte, 0 if there was none."""
 
     at: float

@@ -33,6 +33,10 @@ class Routes:
         self._counted: Counter[float] = Counter()
         self._narrowed: dict[RouteEntry, tuple[Table, Table]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._groups)
+
     def choose(self, of: Table, tokens: int, choose: Choose) -> Plain | Pair:
         """What `choose` takes of the first route that can serve the request. Raises what `choose` raises of all engines
         where no route can; Overloaded if some route only has no room, for that is worth waiting for."""

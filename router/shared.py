@@ -39,6 +39,8 @@ STALE = 3.0
 FORGET = 60.0
 """Seconds after which what such a router left in Redis is removed."""
 CALL_SECONDS = 1.0
+LAST = 1 << 62
+"""Later than all that an engine says."""
 MAX_VALUE = 64 << 10
 MAX_VALUES = 10_000
 _MAC = 32
@@ -49,11 +51,15 @@ Counts = dict[str, tuple[int, int, int]]
 
 
 class _Engine(msgspec.Struct, frozen=True):
-    """`beat` counts up with every sign of life; `seconds` is how long one holds, 0 for ever."""
+    """`beat` counts up with every sign of life; `seconds` is how long one holds, 0 for ever. `epoch` and `sequence` say
+    which of the things that an incarnation said is the later one, whoever heard it; `left`: that it goes."""
 
     entry: dict[str, Any]
     seconds: float
     beat: int
+    epoch: str = ""
+    sequence: int = 0
+    left: bool = False
 
 
 @dataclass(slots=True)
@@ -88,16 +94,36 @@ class Shared:
         self._beat = 0
         self._settling = 0.0
         self._ours_draining: set[str] = set()
+        self._left: dict[str, tuple[_Engine, float]] = {}
         self.on_heard: Callable[[str, float], None] = lambda name, seconds: None
+        self.on_left: Callable[[str], None] = lambda name: None
         self._client = _client(self.address) if self.address else None
 
     # What this router has to tell; each is known here already.
 
-    def put(self, entry: EngineEntry, seconds: float = 0.0) -> None:
-        """The engine is there, for as long as it says so again, or until it is removed."""
+    def put(self, entry: EngineEntry, seconds: float = 0.0, epoch: str = "", sequence: int = 0) -> None:
+        """The engine is there, for as long as it says so again, or until it is removed. Not for what is `stale`."""
         self._beat += 1
-        mine = self._own[entry.name] = _Engine(entry.model_dump(), seconds, self._beat)
-        self._told[entry.name] = self._sealed(entry.name, msgspec.msgpack.encode(mine))
+        self._left.pop(entry.name, None)
+        mine = self._own[entry.name] = _Engine(entry.model_dump(), seconds, self._beat, epoch, sequence)
+        self._tell(entry.name, mine)
+
+    def leave(self, name: str, epoch: str, sequence: int) -> None:
+        """An incarnation has said that it goes. It stays gone, whatever it had said before and is told by others."""
+        mine = self._own.pop(name, None)
+        self._theirs.discard(name)
+        self._beat += 1
+        farewell = _Engine({}, mine.seconds if mine else 0.0, self._beat, epoch, sequence, left=True)
+        self._left[name] = farewell, time.monotonic()
+        self._tell(name, farewell)
+
+    def stale(self, name: str, epoch: str, sequence: int) -> bool:
+        """Whether an incarnation said this before it said that it goes."""
+        farewell, _ = self._left.get(name, (None, 0.0))
+        return farewell is not None and farewell.epoch == epoch and sequence <= farewell.sequence
+
+    def _tell(self, name: str, engine: _Engine) -> None:
+        self._told[name] = self._sealed(name, msgspec.msgpack.encode(engine))
 
     def remove(self, name: str) -> None:
         self._own.pop(name, None)
@@ -141,7 +167,8 @@ class Shared:
             self.reached = True
             # It may have lost all it knew. What others know is told again too: nobody is removed for some seconds.
             self._settling = time.monotonic() + SETTLE
-            for name, mine in self._own.items():
+            farewells = {name: farewell for name, (farewell, _) in self._left.items()}
+            for name, mine in (self._own | farewells).items():
                 self._told.setdefault(name, self._sealed(name, msgspec.msgpack.encode(mine)))
             for name in self._ours_draining:
                 self._drains.setdefault(name, True)
@@ -187,6 +214,13 @@ class Shared:
             engine = self._opened(name, value, _Engine)
             if engine is None or name in self._told:
                 continue
+            if engine.left:
+                if self._goes(name, engine, age):
+                    present.add(name)
+                continue
+            if self.stale(name, engine.epoch, engine.sequence):
+                self._tell(name, self._left[name][0])
+                continue
             if engine.seconds and age > engine.seconds:
                 # The router that heard of it last would have removed it, if it were still there.
                 if age > 2 * engine.seconds + SETTLE:
@@ -199,12 +233,33 @@ class Shared:
                 self.on_heard(name, engine.seconds - age)
             elif name in self._theirs or name not in here:
                 self._put(name, engine)
-        if time.monotonic() < self._settling:
+        now = time.monotonic()
+        for old in [name for name, (one, since) in self._left.items() if now - since > one.seconds + FORGET]:
+            del self._left[old]
+        if now < self._settling:
             return
         for gone in (self._theirs | self._own.keys()) - present - self._told.keys():
             self._theirs.discard(gone)
             self._own.pop(gone, None)
+            self.on_left(gone)
             self.fleet.remove(gone)
+
+    def _goes(self, name: str, farewell: _Engine, age: float) -> bool:
+        """Another router has heard an engine's farewell. Whether the engine is there all the same: it has come back."""
+        mine = self._own.get(name)
+        if mine is not None and (mine.epoch != farewell.epoch or mine.sequence > farewell.sequence):
+            self._tell(name, mine)
+            return True
+        if age > farewell.seconds + FORGET:
+            self._told[name] = None
+        elif name not in self._left or self._left[name][0] != farewell:
+            self._left[name] = farewell, time.monotonic()
+            if mine is not None or name in self._theirs:  # not kept for those that nobody had here
+                self._own.pop(name, None)
+                self._theirs.discard(name)
+                self.on_left(name)
+                self.fleet.remove(name)
+        return False
 
     def _put(self, name: str, engine: _Engine) -> None:
         try:

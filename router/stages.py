@@ -7,22 +7,21 @@ nobody explains counts against the engine that was called.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, replace
 
 from deeplink.errors import DecodeFailed, DeeplinkError, PrefillFailed, RouteError
 from deeplink.router import usage
 from deeplink.router.admission import Admission
-from deeplink.router.call import Opened, ask, relay
+from deeplink.router.call import MAX_ANSWER, Calls, Opened, Relay
 from deeplink.router.engine import Engine
-from deeplink.router.exchange import Answer, Exchange
+from deeplink.router.exchange import Answer, Deliver, Exchange
 from deeplink.router.fleet import Fleet
-from deeplink.router.headers import to_client
+from deeplink.router.headers import texts, to_client
 from deeplink.router.kinds import Handing, Part
 from deeplink.router.load import Hold
 from deeplink.router.retry import UNAVAILABLE, UNSERVED, TurnedAway
-from deeplink.router.upstream import Lost, NotSent, Upstream
+from deeplink.router.upstream import Lost, NotSent, Reply, Upstream
 
 MAX_QUOTE = 300
 
@@ -44,7 +43,7 @@ class Stages:
     def __init__(self, fleet: Fleet, admission: Admission, upstream: Upstream, deadline: float) -> None:
         self._fleet = fleet
         self._admission = admission
-        self._upstream = upstream
+        self._calls = Calls(upstream, fleet)
         self._deadline = deadline
 
     async def prefill(self, exchange: Exchange, engine: Engine, handing: Handing, until: float) -> Answer | None:
@@ -55,7 +54,7 @@ class Stages:
             raise await self._explained(failure, exchange.handoff, engine, (engine,))
 
         try:
-            opened = await ask(self._upstream, self._fleet, engine, exchange, handing.prefill(), until, late)
+            opened = await self._calls.ask(engine, exchange, handing.prefill(), until, late)
         except NotSent as exc:
             self._admission.failed(engine)
             raise PrefillFailed(f"engine {engine.name}: {exc}") from exc
@@ -77,12 +76,34 @@ class Stages:
         exchange.cached = usage.details(opened.data)
         return None
 
-    @asynccontextmanager
+    def begin(self, exchange: Exchange, engine: Engine) -> Reply:
+        """Asks an engine for all of a request, and waits for nothing."""
+        return self._calls.begin(engine, exchange)
+
+    def well(self, reply: Reply, engine: Engine) -> bytes | None:
+        """The body of the whole answer, if that is one about which nothing need be said; else it is for `decode`."""
+        if reply.status != 200 or not reply.framed or reply.streams:
+            return None
+        data = reply.whole
+        if not data or data.isspace() or len(data) > MAX_ANSWER:
+            return None
+        self._calls.done(reply)
+        self._admission.succeeded(engine)
+        return data
+
     async def decode(
-        self, exchange: Exchange, engine: Engine, part: Part, hold: Hold, handed: Handed | None = None
-    ) -> AsyncIterator[Answer]:
-        """The answer of the engine that decodes; `handed` is set when it gets its cache from another. Raises only on
-        entering, also what the prefill that still runs raises."""
+        self,
+        exchange: Exchange,
+        engine: Engine,
+        part: Part,
+        hold: Hold,
+        deliver: Deliver,
+        handed: Handed | None = None,
+        reply: Reply | None = None,
+    ) -> None:
+        """Delivers the answer of the engine that decodes; `handed` is set when it gets its cache from another, `reply`
+        when it was asked already (`begin`). Raises DeeplinkError only before it delivers, also what the prefill that
+        still runs raises."""
         sides = (engine, handed.producer) if handed else ()
 
         async def late() -> None:
@@ -96,12 +117,15 @@ class Stages:
 
         until = handed.until if handed else None
         fade = self._fleet.later if handed and handed.handing.linger else None
-        asking = ask(self._upstream, self._fleet, engine, exchange, part, until, late, fade)
+        if reply is not None:
+            asking = self._calls.opened(reply)
+        else:
+            asking = self._calls.ask(engine, exchange, part, until, late if handed else None, fade)
         try:
             if handed is not None and handed.prefilling is not None:
                 opened = await _beside(asking, handed)
                 if isinstance(opened, Answer):
-                    yield opened
+                    await deliver(opened)
                     return
             else:
                 opened = await asking
@@ -114,12 +138,7 @@ class Stages:
         exchange.phase = "decoding"
         hold.prefilled()
         try:
-            answer = await self._judged(exchange, engine, opened, sides)
-            if isinstance(answer.body, bytes):
-                yield answer
-            else:
-                async with aclosing(answer.body):
-                    yield answer
+            await deliver(await self._judged(exchange, engine, opened, sides))
         finally:
             opened.reply.close()
             hold.end(well=exchange.finished)
@@ -145,7 +164,7 @@ class Stages:
             if sides and isinstance(answer.body, bytes):
                 return replace(answer, body=usage.merged(answer.body, exchange.cached))
             return answer
-        return Answer(200, to_client(opened.reply.headers), relay(exchange, self._fleet, engine, opened))
+        return Answer(200, texts(to_client(opened.reply.pairs)), Relay(exchange, engine, opened))
 
     async def _explained(
         self, failure: RouteError, handoff: str, called: Engine | None, engines: Iterable[Engine]
@@ -185,7 +204,7 @@ async def _beside(asking: Awaitable[Opened], handed: Handed) -> Opened | Answer:
 
 
 def _whole(opened: Opened) -> Answer:
-    return Answer(opened.reply.status, to_client(opened.reply.headers), opened.data)
+    return Answer(opened.reply.status, texts(to_client(opened.reply.pairs)), opened.data)
 
 
 def _complaint(engine: Engine, opened: Opened) -> str:

@@ -4,11 +4,16 @@ here."""
 from __future__ import annotations
 
 import asyncio
-import io
+import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
+from urllib.parse import urlsplit
 
-import aiohttp
+from deeplink.router.headers import lines
+from deeplink.router.line import Line
+from deeplink.router.reply import Lost, NotSent, Reply
+
+__all__ = ["Lost", "NotSent", "Reply", "Upstream"]
 
 CONNECT_SECONDS = 2.0
 # Below the 5 s after which the engines' HTTP server closes an idle connection: of the two ends only the one
@@ -16,109 +21,135 @@ CONNECT_SECONDS = 2.0
 KEEP_SECONDS = 2.0
 
 
-class Lost(Exception):
-    """The connection broke, or the answer was not one. The engine may have seen the request."""
+class Origin:
+    """Where an engine's API is, and the connections to it. Raises ValueError for what is no address."""
 
+    __slots__ = ("_free", "connecting", "host", "lines", "name", "port", "secure")
 
-class NotSent(Lost):
-    """No connection came about: the engine has seen nothing."""
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.secure = parts.scheme == "https"
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if self.secure else 80)
+        self.name = parts.netloc.rpartition("@")[2].encode("idna").decode()
+        self.connecting = 0
+        self.lines: set[Line] = set()
+        self._free: dict[Line, float] = {}
 
+    def made(self, line: Line) -> None:
+        self.lines.add(line)
 
-class Reply:
-    """An engine's answer. Read it to its end or `close` it; closing early makes the engine abort the
-    request."""
+    def free(self, line: Line) -> None:
+        self._free[line] = time.monotonic()
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self._why = ""
-        self.status = response.status
-        self.headers = [(name, value) for name, value in response.headers.items()]
-        self.media = response.content_type
-        self.heard = time.monotonic()
+    def lost(self, line: Line) -> None:
+        self.lines.discard(line)
+        self._free.pop(line, None)
 
-    @property
-    def framed(self) -> bool:
-        """Whether HTTP itself tells a complete answer from one cut short."""
-        headers = self._response.headers
-        return "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()
+    def take(self) -> Line | None:
+        """The one that was used last, if the engine cannot have given it up by now."""
+        if not self._free:
+            return None
+        line, since = self._free.popitem()
+        if time.monotonic() - since <= KEEP_SECONDS:
+            return line
+        line.drop()
+        return None
 
-    async def chunk(self) -> bytes:
-        """What has arrived, at least a byte; b"" at the end. Raises Lost if the answer is cut short."""
-        try:
-            data = await self._response.content.readany()
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as exc:
-            raise Lost(self._why or _cause(exc)) from exc
-        if not data and self._why:
-            raise Lost(self._why)
-        self.heard = time.monotonic()
-        return data
-
-    async def read(self, limit: int) -> bytes:
-        """The whole body. Raises Lost, also past `limit` bytes."""
-        parts: list[bytes] = []
-        size = 0
-        while data := await self.chunk():
-            size += len(data)
-            if size > limit:
-                self.close()
-                raise Lost(f"an answer of more than {limit} bytes")
-            parts.append(data)
-        return b"".join(parts)
-
-    def close(self, why: str = "") -> None:
-        """Idempotent. A reader that is waiting gets Lost with `why`."""
-        self._why = self._why or why
-        self._response.close()
+    def drop(self, since: float) -> None:
+        """Ends those that nobody has used since then."""
+        for line in [line for line, last in self._free.items() if last <= since]:
+            del self._free[line]
+            line.drop()
 
 
 class Upstream:
-    """The connections to all engines. Made inside a running loop; `close` it."""
+    """The connections to all engines, as many as are wanted: engines queue by what they can run, a pool would queue by
+    a guess, unseen. Made inside a running loop; `close` it."""
 
     def __init__(self) -> None:
-        # Without a limit of our own: engines queue by what they can run, a pool would queue by a guess,
-        # unseen. Bytes are passed on as they are, so nothing may be compressed on the way nor redirected.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_SECONDS),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept"),
-        )
+        self._loop = asyncio.get_running_loop()
+        self._origins: dict[str, Origin] = {}
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._tls: ssl.SSLContext | None = None
+        self._timer = self._loop.call_later(KEEP_SECONDS, self._tidy)
 
-    async def post(self, url: str, body: bytes, headers: Iterable[tuple[str, str]]) -> Reply:
+    async def post(self, url: str, body: bytes, headers: Collection[tuple[str, str]]) -> Reply:
         """Returns once the answer's headers are here. Raises NotSent or Lost."""
         return await self.send("POST", url, headers, body)
 
-    async def get(self, url: str, headers: Iterable[tuple[str, str]]) -> Reply:
+    async def get(self, url: str, headers: Collection[tuple[str, str]]) -> Reply:
         return await self.send("GET", url, headers, None)
 
-    async def send(self, method: str, url: str, headers: Iterable[tuple[str, str]], body: bytes | None) -> Reply:
-        send = [*headers, ("Accept-Encoding", "identity")]
-        if body is not None and all(name.lower() != "content-type" for name, _ in send):
-            send.append(("Content-Type", "application/json"))
-        # As a file, a large body is written in pieces; as bytes it would be in one, and hold everyone else
-        # up.
-        data = None if body is None else io.BytesIO(body)
-        try:
-            return Reply(await self._session.request(method, url, data=data, headers=send, allow_redirects=False))
-        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as exc:
-            # Connecting is all that has a timeout here.
-            raise NotSent(_cause(exc)) from exc
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as exc:
-            raise Lost(_cause(exc)) from exc
+    async def send(self, method: str, url: str, headers: Collection[tuple[str, str]], body: bytes | None) -> Reply:
+        """As `post`."""
+        at = url.find("/", len("https://"))
+        base, target = (url[:at], url[at:]) if at > 0 else (url, "/")
+        head = lines(headers)
+        if body is not None and all(name.lower() != "content-type" for name, _ in headers):
+            head += b"Content-Type: application/json\r\n"
+        reply = self.call(method, base, target, head, body)
+        with reply.closed_unless_done():
+            await reply.begun()
+        return reply
+
+    def call(self, method: str, base: str, target: str, head: bytes, body: bytes | None) -> Reply:
+        """Asks, and waits for nothing; what fails is told by the reply. `head` are header lines (`lines`)."""
+        reply = Reply()
+        origin = self._origins.get(base)
+        if origin is None:
+            try:
+                origin = self._origins[base] = Origin(base)
+            except ValueError:
+                reply.unsent(f"cannot connect: {base} is no address")
+                return reply
+        length = b"" if body is None else b"Content-Length: %d\r\n" % len(body)
+        # Bytes are passed on as they are, so nothing may be compressed on the way.
+        start = f"{method} {target} HTTP/1.1\r\nHost: {origin.name}\r\nAccept-Encoding: identity\r\n".encode("latin-1")
+        whole = b"%b%b%b\r\n" % (start, head, length)
+        if (line := origin.take()) is not None:
+            line.ask(reply, whole, body or b"")
+        else:
+            task = self._loop.create_task(self._connect(origin, reply, whole, body or b""))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+        return reply
 
     async def close(self) -> None:
-        await self._session.close()
+        self._timer.cancel()
+        if self._connecting:
+            await asyncio.wait(self._connecting, timeout=CONNECT_SECONDS)
+        for origin in self._origins.values():
+            for line in tuple(origin.lines):
+                line.drop()
 
+    async def _connect(self, origin: Origin, reply: Reply, head: bytes, body: bytes) -> None:
+        """Not cancelled when nobody wants the answer any more: someone else may want the connection."""
 
-def _cause(exc: BaseException) -> str:
-    """What happened, in words; some of these errors have none of their own."""
-    if isinstance(exc, aiohttp.ClientConnectorError):
-        return f"cannot connect: {exc.strerror or exc.os_error}"
-    if isinstance(exc, aiohttp.ServerTimeoutError):
-        return f"no connection within {CONNECT_SECONDS:g} s"
-    if isinstance(exc, aiohttp.ServerDisconnectedError):
-        return "the connection was closed before an answer came"
-    if isinstance(exc, aiohttp.ClientPayloadError):
-        return "the connection was closed in the middle of the answer"
-    return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+        origin.connecting += 1
+        tls = self._context() if origin.secure else None
+        try:
+            opening = self._loop.create_connection(
+                lambda: Line(origin, reply, head, body), origin.host, origin.port, ssl=tls
+            )
+            await asyncio.wait_for(opening, CONNECT_SECONDS)
+        except asyncio.TimeoutError:
+            reply.unsent(f"no connection within {CONNECT_SECONDS:g} s")
+        except (OSError, UnicodeError) as exc:
+            reply.unsent(f"cannot connect: {getattr(exc, 'strerror', None) or exc}")
+        finally:
+            origin.connecting -= 1
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    def _tidy(self) -> None:
+        """Connections that were not used for a while, and what is known of engines that are gone."""
+        since = time.monotonic() - KEEP_SECONDS
+        for base, origin in tuple(self._origins.items()):
+            origin.drop(since)
+            if not origin.lines and not origin.connecting:
+                del self._origins[base]
+        self._timer = self._loop.call_later(KEEP_SECONDS, self._tidy)

@@ -98,14 +98,15 @@ class _Tables:
         return between(mine, elements)
 
     def _path(self, folder: Path, system: str, kernel: str) -> Path:
-        found = sorted(folder.glob(f"{system}__vllm*__{kernel}.csv*"))
+        named = f"{system}__vllm*__{kernel}"
+        found = sorted([*folder.glob(f"{named}.csv*"), *folder.glob(f"{named}.parquet")])
         if not found:
             raise RateError(
                 f"{folder} has no {kernel} of {system}",
                 field="table",
                 ours=str(folder),
-                theirs=f"{system}__vllm…__{kernel}.csv.gz",
-                remedy="export the table from aiconfigurator's parquet file",
+                theirs=f"{system}__vllm…__{kernel}.csv.gz or .parquet",
+                remedy="copy aiconfigurator's Parquet file under this name, or export it as CSV",
             )
         return found[-1]
 

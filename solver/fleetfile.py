@@ -193,6 +193,14 @@ class _Reader:
         )
         sizes = tuple(sorted(set(sizes)))
         for size in sizes:
+            if size > section.per_host:
+                raise self.wrong(
+                    (*place, "tp"),
+                    f"a group of {size} would span hosts of {section.per_host} chips: its times over two networks are "
+                    "not known here, and neither pods that start as one (a LeaderWorkerSet) nor their like are written",
+                    str(size),
+                    f"use sizes up to {section.per_host}; where one host has more chips, say so as per_host",
+                )
             if section.per_host % size or shape.heads % size:
                 raise self.wrong(
                     (*place, "tp"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -16,7 +16,7 @@ from deeplink.solver.highs import Effort
 from deeplink.solver.placement import Placement
 from deeplink.solver.problem import Problem
 from deeplink.solver.sensitivity import Sensitivity, sensitivities
-from deeplink.solver.solve import Solution, solve
+from deeplink.solver.solve import Passed, Solution, solve
 from deeplink.solver.verify import Verified
 
 _LONGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
@@ -105,7 +105,7 @@ def document(formulation: Formulation, solution: Solution, simulated: Verified |
         status="model_too_uncertain" if any(one.slower is None for one in sensitive) else solution.status,
         sensitivity=tuple(_sensitivity(one) for one in sensitive),
         engines=_engines(formulation, solution),
-        routes=_routes(formulation, solution),
+        routes=routes(formulation, solution.passed[0]),
         predicted=_predicted(formulation, solution),
         simulated=None if simulated is None else _simulated(simulated),
         bindings=tuple(doc.Binding(b.kind, b.name, b.price) for b in solution.bindings),
@@ -170,17 +170,18 @@ def _engines(formulation: Formulation, solution: Solution) -> tuple[doc.Engine, 
     return tuple(engines)
 
 
-def _routes(formulation: Formulation, solution: Solution) -> tuple[doc.Route, ...]:
+def routes(formulation: Formulation, passed: Sequence[Passed]) -> tuple[doc.Route, ...]:
+    """What goes where, as shares of each bucket, by the engines' names."""
     problem = formulation.problem
     total = [0.0] * len(problem.rates)
-    for one in solution.passed[0]:
+    for one in passed:
         total[one.bucket] += one.rate
     between = {(route.source, route.target): route for route in problem.routes}
-    routes = []
-    for one in sorted(solution.passed[0], key=lambda one: (one.bucket, one.prefill, one.decode)):
+    found = []
+    for one in sorted(passed, key=lambda one: (one.bucket, one.prefill, one.decode)):
         prefill, decode = problem.candidates[one.prefill], problem.candidates[one.decode]
         handoff = 0.0 if one.prefill == one.decode else between[prefill.pool, decode.pool].adds(prefill, one.bucket)
-        routes.append(
+        found.append(
             doc.Route(
                 prefill.name,
                 decode.name,
@@ -190,7 +191,7 @@ def _routes(formulation: Formulation, solution: Solution) -> tuple[doc.Route, ..
                 _round(handoff),
             )
         )
-    return tuple(routes)
+    return tuple(found)
 
 
 def _predicted(formulation: Formulation, solution: Solution) -> doc.Predicted:

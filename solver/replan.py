@@ -3,7 +3,8 @@ enough.
 
     nothing      it still holds
     weights      the same engines, other shares of the requests: seconds
-    roles        the same engines in other roles, without loading weights again
+    roles        the same engines, some in roles that none of their size has now
+    batch        the same engines, in any roles, with other limits for the sequences and tokens of a step
     engines      more or fewer engines of the sizes that run, on the pools that run
     placement    anything
     impossible   not even that
@@ -21,14 +22,19 @@ from deeplink.errors import SolverError
 from deeplink.solver import highs, program
 from deeplink.solver.candidates import Formulation, formulate
 from deeplink.solver.fleet import Fleet
-from deeplink.solver.placement import Placement, Range
+from deeplink.solver.place import routes
+from deeplink.solver.placement import Placement, Range, Route
 from deeplink.solver.problem import Problem
 from deeplink.solver.program import Model
+from deeplink.solver.running import Kind, kinds, of_kind, renamed, taken_over
+from deeplink.solver.solve import shared_out
 
 _SOME = 1e-9
 """A share for buckets of which nothing is seen, so that they have a mean."""
 
-Step = Literal["nothing", "weights", "roles", "engines", "placement", "impossible"]
+Change = Literal["roles", "batch", "engines", "placement"]
+"""Those in which other engines run, the least first."""
+Step = Literal["nothing", "weights", "roles", "batch", "engines", "placement", "impossible"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +51,13 @@ class Observed:
 @dataclass(frozen=True, slots=True)
 class Replan:
     """`step` is enough, because of `why`. `engines` are to run then, by candidate; `moved` is how many of them do not
-    run now."""
+    run now. `routes` are who hands to whom then, with which share."""
 
     step: Step
     why: tuple[str, ...]
     engines: Mapping[str, int]
     moved: int
+    routes: tuple[Route, ...] = ()
 
 
 def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
@@ -58,7 +65,7 @@ def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
     running = {engine.name: engine.count for engine in placement.engines}
     why = _why(placement, seen)
     if not why:
-        return Replan("nothing", (), running, 0)
+        return Replan("nothing", (), running, 0, placement.routes)
     formulation = formulate(_now(fleet, seen), keep=frozenset(running))
     problem = formulation.problem
     names = {candidate.name: k for k, candidate in enumerate(problem.candidates)}
@@ -76,14 +83,19 @@ def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
         )
     counts = {names[name]: count for name, count in running.items() if name not in gone}
     if not seen.lost and highs.solve(program.build(problem, counts=counts).program, {}).values:
-        return Replan("weights", why, running, 0)
-    for step in ("roles", "engines", "placement"):
-        found = _least(formulation, counts, step)
+        return Replan("weights", why, running, 0, routes(formulation, shared_out(problem, counts)))
+    of = kinds(formulation)
+    if not seen.lost and (shares := _as_others(formulation, of, counts)):
+        return Replan("weights", why, running, 0, shares)
+    steps: tuple[Change, ...] = ("roles", "batch", "engines", "placement")
+    for step in steps:
+        found = _least(formulation, of, counts, step)
         if found is not None:
             engines = {problem.candidates[k].name: count for k, count in sorted(found.items())}
-            moved = sum(max(0, count - counts.get(k, 0)) for k, count in found.items())
-            return Replan(step, why, engines, moved)
-    return Replan("impossible", why, running, 0)
+            now_running = of_kind(of, counts)
+            moved = sum(max(0, n - now_running.get(kind, 0)) for kind, n in of_kind(of, found).items())
+            return Replan(step, why, engines, moved, routes(formulation, shared_out(problem, found)))
+    return Replan("impossible", why, running, 0, placement.routes)
 
 
 def _why(placement: Placement, seen: Observed) -> tuple[str, ...]:
@@ -141,25 +153,56 @@ def _now(fleet: Fleet, seen: Observed) -> Fleet:
     )
 
 
-def _least(formulation: Formulation, counts: Mapping[int, int], step: str) -> dict[int, int] | None:
-    """The engines that have to be started least, then the cheapest, if the step is enough."""
+def _as_others(formulation: Formulation, of: list[Kind], counts: Mapping[int, int]) -> tuple[Route, ...]:
+    """The shares with which the running engines are enough where some of them stand for others of their kind, with as
+    few of these as can be; nothing where they are not."""
+    problem = formulation.problem
+    model = program.build(problem)
+    running = of_kind(of, counts)
+    for kind in dict.fromkeys(of):
+        mine = model.count({k: 1.0 for k, one in enumerate(of) if one == kind})
+        model.program.row(mine, float(running.get(kind, 0)), float(running.get(kind, 0)))
+    objective = {}
+    for k, columns in enumerate(model.engines):
+        others = model.program.column()
+        model.program.row({**dict.fromkeys(columns, 1.0), others: -1.0}, -highs.INFINITY, float(counts.get(k, 0)))
+        objective[others] = 1.0
+    answer = highs.solve(model.program, objective, effort=formulation.fleet.effort)
+    if not answer.values:
+        return ()
+    wanted = _rounded(model, answer.values)
+    taken = taken_over(of, counts, wanted)
+    if taken is None:
+        return ()
+    name = [candidate.name for candidate in problem.candidates]
+    names = {name[k]: {name[other]: number for other, number in mine.items()} for k, mine in taken.items()}
+    return renamed(routes(formulation, shared_out(problem, wanted)), names)
+
+
+def _rounded(model: Model, values: tuple[float, ...]) -> dict[int, int]:
+    found = {k: sum(round(values[column]) for column in columns) for k, columns in enumerate(model.engines)}
+    return {k: count for k, count in found.items() if count}
+
+
+def _least(formulation: Formulation, of: list[Kind], counts: Mapping[int, int], step: Change) -> dict[int, int] | None:
+    """The engines of which the fewest have to be started, then the cheapest, if the step is enough."""
     problem = formulation.problem
     model = program.build(problem)
     if step != "placement":
-        _keep(model, problem, counts, exactly=step == "roles")
+        _keep(model, problem, counts, exactly=step != "engines")
+    if step == "roles":
+        _keep_limits(model, of, counts)
     objective: dict[int, float] = {}
-    for k, columns in enumerate(model.engines):
+    running = of_kind(of, counts)
+    for kind in dict.fromkeys(of):
         started = model.program.column()
-        terms = {**dict.fromkeys(columns, 1.0), started: -1.0}
-        model.program.row(terms, -highs.INFINITY, float(counts.get(k, 0)))
+        mine = model.count({k: 1.0 for k, one in enumerate(of) if one == kind})
+        model.program.row({**mine, started: -1.0}, -highs.INFINITY, float(running.get(kind, 0)))
         objective[started] = 1.0
     price = sum(problem.pools[c.pool].price * problem.pools[c.pool].count for c in problem.candidates) + 1.0
     objective |= {column: value / price for column, value in model.cost.items()}
     answer = highs.solve(model.program, objective, effort=formulation.fleet.effort)
-    if not answer.values:
-        return None
-    found = {k: sum(round(answer.values[column]) for column in columns) for k, columns in enumerate(model.engines)}
-    return {k: count for k, count in found.items() if count}
+    return _rounded(model, answer.values) if answer.values else None
 
 
 def _keep(model: Model, problem: Problem, counts: Mapping[int, int], *, exactly: bool) -> None:
@@ -173,3 +216,13 @@ def _keep(model: Model, problem: Problem, counts: Mapping[int, int], *, exactly:
         most = float(sizes[size]) if exactly and size in sizes else highs.INFINITY if size in sizes else 0.0
         if most < highs.INFINITY:
             model.program.row(model.count(dict.fromkeys(mine, 1.0)), 0.0, most)
+
+
+def _keep_limits(model: Model, of: list[Kind], counts: Mapping[int, int]) -> None:
+    """Where engines of a pool and size have a role now, they have it only with limits of a step that they have now."""
+    now: dict[tuple[int, int, str], set[Kind]] = {}
+    for k in counts:
+        now.setdefault((of[k].pool, of[k].chips, of[k].role), set()).add(of[k])
+    for k, kind in enumerate(of):
+        if kind not in now.get((kind.pool, kind.chips, kind.role), {kind}):
+            model.program.row(model.count({k: 1.0}), 0.0, 0.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from deeplink.errors import SolverError
-from deeplink.solver import highs, program
+from deeplink.solver import highs, program, warm
 from deeplink.solver.highs import Answer, Effort
 from deeplink.solver.problem import Objective, Problem
 from deeplink.solver.program import Model
@@ -93,6 +93,13 @@ def solve(problem: Problem, objective: Objective, effort: Effort | None = None, 
     return Solution(status, objective, answer.value, answer.bound, counts, passed, _bindings(model, objective))
 
 
+def shared_out(problem: Problem, counts: Mapping[int, int]) -> tuple[Passed, ...]:
+    """What goes where through these engines in the normal scenario, so that the busiest are as little busy as can be.
+    Raises SolverError when they do not cope."""
+    normal = replace(problem, scenarios=problem.scenarios[:1])
+    return _balanced(normal, "cost", counts, 1.0)[0]
+
+
 _SCALES: dict[str, str] = {"throughput": "normal", "capacity": "all"}
 
 
@@ -104,7 +111,8 @@ def _terms(model: Model, objective: Objective) -> tuple[dict[int, float], bool]:
 
 def _first(model: Model, objective: Objective, effort: Effort) -> Answer:
     terms, maximise = _terms(model, objective)
-    return highs.solve(model.program, terms, maximise=maximise, effort=effort)
+    begin = warm.start(model, terms, maximise=maximise)
+    return highs.solve(model.program, terms, maximise=maximise, effort=effort, start=begin)
 
 
 def _nicest(model: Model, objective: Objective, answer: Answer, effort: Effort) -> tuple[float, ...]:

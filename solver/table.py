@@ -1,6 +1,6 @@
 """Measured rates as a file.
 
-One CSV, a header, one row per measurement; the columns of `COLUMNS`:
+One CSV with a header, or a Parquet file, with a row for each measurement; the columns of `COLUMNS`:
 
     chip      as in the fleet file or the chips that come along        tp       chips the engine's group has
     model     as in the fleet file                                     phase    prefill or decode
@@ -92,12 +92,29 @@ def possible(
 
 
 def contents(path: Path) -> str:
-    """A file's text, unpacked if its name ends in .gz."""
+    """A file's text, unpacked if its name ends in .gz; a Parquet file as CSV, of which a row's line is one more than
+    its number."""
+    if path.suffix == ".parquet":
+        return _of_parquet(path)
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     except (OSError, EOFError, UnicodeDecodeError) as exc:
         raise RateError(f"cannot read {path}: {exc}", remedy="name a file, gzipped or not") from exc
+
+
+def _of_parquet(path: Path) -> str:
+    try:
+        from pyarrow import ArrowException, parquet
+        from pyarrow import csv as written
+    except ImportError as exc:
+        raise RateError(f"{path} needs pyarrow", remedy="pip install 'deeplink[parquet]', or write a CSV") from exc
+    out = io.BytesIO()
+    try:
+        written.write_csv(parquet.read_table(path), out)
+    except (OSError, ArrowException) as exc:
+        raise RateError(f"cannot read {path}: {exc}", remedy="name a Parquet file of plain columns") from exc
+    return out.getvalue().decode()
 
 
 def records(text: str, name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from deeplink.bench.child import Answer, Message, load
+from deeplink.bench.memory import filled, memory
 from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.cache import Cache
@@ -89,7 +90,7 @@ class Shape:
         )
         rng = np.random.default_rng([seed, rank])
         sizes = [bound.elements(tensor) for tensor in range(bound.tensors)] * self.layers
-        cache = Cache(tuple(rng.integers(0, 1 << 16, size, np.uint16) for size in sizes), bound)
+        cache = Cache(tuple(filled(memory((size,)), rng) for size in sizes), bound)
         return Group(self.group, tuple(range(self.layers)), heads, cache)
 
 

@@ -29,7 +29,17 @@ class Family:
 
 
 RELAYOUTS = (
-    *("reblock_16", "reblock_128", "nhd", "kv_order", "kv_interleaved", "head_slice", "head_slice_nhd", "nz"),
+    *(
+        "reblock_16",
+        "reblock_128",
+        "nhd",
+        "kv_order",
+        "kv_interleaved",
+        "head_slice",
+        "head_slice_nhd",
+        "half_pages",
+        "nz",
+    ),
     *("cpu_vec", "cpu_amx"),
 )
 FAMILIES = (

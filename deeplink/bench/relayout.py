@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import mmap
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.bench import packings
+from deeplink.bench.memory import BF16, Elements, filled, memory
 from deeplink.bench.rows import Row, Skipped
 from deeplink.bench.scale import Scale
 from deeplink.bench.timing import take_turns
@@ -35,15 +35,13 @@ from deeplink.kvconnector.plan import Chunk, runs
 from deeplink.kvconnector.staging import Staging
 
 LAYERS, HEADS, DIM, ADJACENT = 16, 8, 128, 64
-Elements = npt.NDArray[Any]
-"""Of unsigned integers of the size of an element."""
 ROUNDS = 5
 """For each that the scale asks for: a pass takes milliseconds."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """`ways` are what is timed: gather, scatter, digest. Of `of_heads` in the cache, HEADS take part."""
+    """`ways` are what is timed: gather, scatter, digest. Of `of_heads` in the cache, `heads` take part."""
 
     layout: str
     block: int
@@ -53,10 +51,14 @@ class Case:
     written: str = ""
     """The packing that the engine writes; else the cache is random bytes."""
     dtype: str = "bfloat16"
+    heads: int = HEADS
+    dim: int = DIM
+    note: str = ""
 
 
 VEC = "block head (k: dim token | v: token dim)"
 AMX = "block head (k: token/16 dim/2 token%16 dim%2 | v: dim/16 token/2 dim%16 token%2)"
+HALF_PAGES = "every other 2 KiB, nothing moved within: the memory's share of relayout_head_slice_nhd"
 CASES = {
     "relayout_reblock_16": Case("kv block head token dim", 16, 0.85),
     "relayout_reblock_128": Case("kv block head token dim", 128, 0.85),
@@ -65,6 +67,9 @@ CASES = {
     "relayout_kv_order": Case("block kv head token dim", 16, 0.85),
     "relayout_head_slice": Case("kv block head token dim", 16, 0.85, of_heads=2 * HEADS),
     "relayout_head_slice_nhd": Case("kv block token head dim", 16, 0.85, of_heads=2 * HEADS),
+    "relayout_half_pages": Case(
+        "kv block token head dim", 16, None, of_heads=2, heads=1, dim=HEADS * DIM, note=HALF_PAGES
+    ),
     "relayout_nz": Case("kv block (head dim)/16 token (head dim)%16", 128, 0.45),
     "relayout_cpu_vec": Case(VEC, 128, 0.5, written="vec"),
     "relayout_cpu_amx": Case(AMX, 128, 0.5, written="amx"),
@@ -117,7 +122,7 @@ def measure_case(
             "at least",
             cpu_s_per_gb=best[way].cpu / size * 1e9,
             mark_cpu_s_per_gb=best["copy"].cpu / size * 1e9,
-            note="; ".join(filter(None, ["numba" if compiled.wanted() else "numpy", note])),
+            note="; ".join(filter(None, ["numba" if compiled.wanted() else "numpy", note, case.note])),
         )
 
 
@@ -140,25 +145,10 @@ def timed(
     }
 
 
-BF16 = storage_dtype("bfloat16")
-
-
-def memory(shape: tuple[int, ...], dtype: np.dtype[Any] = BF16) -> Elements:
-    """As an engine has it: ordinary pages, where numpy would ask for huge ones. Every page is touched."""
-    array = np.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
-    array[...] = 1
-    return array
-
-
 def staged(shape: tuple[int, ...], dtype: np.dtype[Any] = BF16) -> Elements:
     """As kvconnector has it."""
     array = np.frombuffer(Staging(math.prod(shape) * dtype.itemsize).memory, dtype).reshape(shape)
     array[...] = 1
-    return array
-
-
-def filled(array: Elements, rng: np.random.Generator) -> Elements:
-    array[...] = rng.integers(0, np.iinfo(array.dtype).max, array.shape, array.dtype, endpoint=True)
     return array
 
 
@@ -172,13 +162,13 @@ def prepared(case: Case, tokens: int) -> tuple[Cache, list[int], str]:
     """The part of the cache that takes part, the blocks of its tokens, and who wrote it. Raises
     packings.Unavailable."""
     blocks = tokens // case.block
-    bound = Layout.parse(case.layout).bind(heads=case.of_heads, head_dim=DIM, block_size=case.block, blocks=blocks)
+    bound = Layout.parse(case.layout).bind(heads=case.of_heads, head_dim=case.dim, block_size=case.block, blocks=blocks)
     table = table_of(blocks, case.block)
     sizes = [bound.elements(tensor) for tensor in range(bound.tensors)] * LAYERS
     if not case.written:
         rng = np.random.default_rng(0)
         layers = tuple(filled(memory((size,), storage_dtype(case.dtype)), rng) for size in sizes)
-        return Cache(layers, bound).part(range(LAYERS), (0, HEADS)), table, ""
+        return Cache(layers, bound).part(range(LAYERS), (0, case.heads)), table, ""
     written = _written(case.written, blocks, case.block, tuple(table), case.dtype)
     cache = Cache(tuple(written.layers), bound)
     wire = np.empty(cache.wire_shape(tokens), cache.dtype)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from deeplink.kvconnector.group import Group
+from deeplink.kvconnector.group import Entrance, Group
 from deeplink.kvconnector.landing import Landings
 from deeplink.kvconnector.pushing import Pushing
 from deeplink.kvconnector.serve import Serving
@@ -23,7 +23,7 @@ STEPS: dict[str, tuple[type, str]] = {
     "push": (Pushing, "post"),
     "acknowledge": (Pushing, "arrived"),
     "verify": (Landings, "_verified"),
-    "scatter": (Group, "land"),
+    "scatter": (Entrance, "land"),
 }
 """Step, and the method that is it. `push` is until the bytes are on their way and `acknowledge` the wait for them to be
 there; their CPU time is that of the pushing thread: the receiving one's is in no step."""

@@ -13,7 +13,7 @@ COMMANDS = {
     "chips": "which chips are here, and which engine plugin serves them",
     "conform": "whether a vendor's fused operators mean what they should",
     "contract": "what an engine states, and whether two engines can hand over",
-    "demo": "two unlike vLLM engines and a router on this machine, from nothing",
+    "demo": "two unlike engines and a router on this machine, from nothing",
     "doctor": "what is here, what works, and what would be refused and why",
     "emit": "what starts a placement: commands, manifests, the router's weights",
     "measure": "what a running engine does, as a table of rates for the solver",

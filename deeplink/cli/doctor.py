@@ -41,6 +41,7 @@ _STYLES = {"works": "green", "off": "dim", "warning": "yellow", "failed": "bold 
     help=f"deeplink.toml; default: the file {configs.VARIABLE} names",
 )
 @click.option("--peer", metavar="ENGINE", help="Ask this engine too, and whether it goes with the others of the file.")
+@click.option("--no-canary", is_flag=True, help="With --peer: hand nothing over, only negotiate.")
 @click.option("--api", is_flag=True, help="The URL of --peer is that of an OpenAI endpoint.")
 @click.option("--peer-host", metavar="HOST[:PORT]", help="Try every transport with the doctor that listens there.")
 @click.option(
@@ -65,6 +66,7 @@ _STYLES = {"works": "green", "off": "dim", "warning": "yellow", "failed": "bold 
 def command(
     path: Path | None,
     peer: str | None,
+    no_canary: bool,
     api: bool,
     peer_host: str | None,
     listen: str | None,
@@ -78,6 +80,9 @@ def command(
     ENGINE is an engine's name in deeplink.toml, the URL of its control endpoint or of its OpenAI endpoint, or a file
     that holds its contract.
 
+    With --peer a prompt is also handed over between that engine and each of the file that agrees with it, and the
+    answer compared with those of both alone.
+
     Exits with 0 when what is configured works, 1 when something was refused or failed, 2 when it could not be told.
     """
     if listen is not None and (peer or peer_host):
@@ -85,6 +90,7 @@ def command(
     if once and listen is None:
         raise click.UsageError("--once needs --listen")
     with _quiet():
+        from deeplink.doctor import canary as canaries
         from deeplink.doctor import examination, link, subject
         from deeplink.doctor import peer as peers
         from deeplink.doctor.model import diagnose
@@ -94,6 +100,8 @@ def command(
             sections = [section(looked_at) for section in examination.SECTIONS]
             if peer:
                 sections.append(peers.examine(looked_at, peer, api))
+                if not no_canary:
+                    sections.append(canaries.examine(looked_at, peer))
             if peer_host:
                 sections.append(link.examine(looked_at, peer_host))
         else:

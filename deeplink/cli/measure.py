@@ -65,6 +65,13 @@ def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tu
     type=click.Path(dir_okay=False, path_type=Path),
     help="Instead: URL is a router with this deeplink.toml; measure what its handoffs add, by --prompts.",
 )
+@click.option(
+    "--rest",
+    type=click.FloatRange(min=0, max=60),
+    default=2.0,
+    show_default=True,
+    help="Seconds before each request of --link, in which engines come to rest.",
+)
 def command(
     url: str,
     chip: str,
@@ -78,6 +85,7 @@ def command(
     seconds: float,
     out: Path | None,
     config: Path | None,
+    rest: float,
 ) -> None:
     """Measure the engine whose OpenAI endpoint is at URL: prefill by length and batch, decode by batch and context.
 
@@ -91,7 +99,7 @@ def command(
 
     try:
         if config is not None:
-            text = _links(url.rstrip("/"), config, prompts, repeats, seconds, progress)
+            text = _links(url.rstrip("/"), config, prompts, repeats, seconds, rest, progress)
         else:
             if not chip:
                 raise click.UsageError("--chip says what the rows are about")
@@ -127,11 +135,19 @@ def command(
         raise click.ClickException(f"{exc.filename}: {exc.strerror}") from exc
 
 
-def _links(url: str, config: Path, prompts: tuple[int, ...], repeats: int, seconds: float, progress: Progress) -> str:
+def _links(
+    url: str,
+    config: Path,
+    prompts: tuple[int, ...],
+    repeats: int,
+    seconds: float,
+    rest: float,
+    progress: Progress,
+) -> str:
     from deeplink import config as configs
     from deeplink.measure import link
 
-    found = list(link.measure(url, configs.load(config), prompts, repeats, progress, seconds=seconds))
+    found = list(link.measure(url, configs.load(config), prompts, repeats, progress, seconds=seconds, rest=rest))
     return "\n".join(one.as_toml() for one in link.links(found))
 
 

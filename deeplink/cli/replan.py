@@ -56,5 +56,7 @@ def command(fleet: Path, placement: Path, observed: Path, as_json: bool) -> None
             for name, count in found.engines.items():
                 click.echo(f"{count} x {name}")
             click.echo(f"{found.moved} of them do not run now")
+            for route in found.routes:
+                click.echo(f"{route.bucket}: {route.weight:.4g} from {route.prefill} to {route.decode}")
     if found.step == "impossible":
         sys.exit(IMPOSSIBLE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 from deeplink import config as configs
 from deeplink import secret as secrets
 from deeplink.errors import ConfigError, PluginError
-from deeplink.router import serve
+from deeplink.router import logs, serve
 
 
 @click.command("router")
@@ -25,7 +24,7 @@ from deeplink.router import serve
 @click.option("--port", type=click.IntRange(0, 65535), help="port to listen on, instead of the file's")
 def command(path: Path | None, host: str | None, port: int | None) -> None:
     """Serve one OpenAI endpoint in front of the engines in deeplink.toml."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.to_stderr()
     try:
         config = configs.load(path)
         secret = secrets.load(config.secret_file)

@@ -26,6 +26,7 @@ class Answer:
 
     headers: Mapping[str, str]
     prompt_tokens: int = 0
+    completion_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     ttft_ms: float = 0.0
@@ -119,3 +120,4 @@ def _add(answer: Answer, event: dict[str, Any], begin: float, on_text: Callable[
             on_text(text)
     if event.get("usage"):
         answer.prompt_tokens = event["usage"]["prompt_tokens"]
+        answer.completion_tokens = event["usage"].get("completion_tokens", 0)

@@ -1,4 +1,4 @@
-"""Two unlike vLLM engines and a router on this machine: everything they need, their start and their end."""
+"""Two unlike engines and a router on this machine: everything they need, their start and their end."""
 
 from __future__ import annotations
 
@@ -18,26 +18,31 @@ from deeplink.errors import LocalError
 from deeplink.local import engines, environment, model, overlay
 from deeplink.local.cache import Progress
 from deeplink.local.engines import Engine
+from deeplink.local.kinds import KINDS, Kind
 from deeplink.local.measure import Stack
 from deeplink.local.process import Process, wait_all_ready
 
 ENGINES_SECONDS = 600.0
 ROUTER_SECONDS = 60.0
 
+Side = tuple[Kind, environment.Environment]
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """`port` is the router's, 0 for any. In float32 the comparison of tokens is sound on every machine; in
     bf16 a nearly tied choice between two tokens can fall either way when an engine computes in another order.
-    The versions are vLLM's, of `environment.VLLM_CPU_LOCKS`.
+    `prefill` and `decode` are kinds of engines, of `KINDS`, with their versions; an empty one is the default.
     """
 
     port: int = 0
     dtype: str = "float32"
     prefill_block: int = 64
     decode_block: int = 128
-    prefill_version: str = environment.DEFAULT
-    decode_version: str = environment.DEFAULT
+    prefill: str = "vllm"
+    decode: str = "vllm"
+    prefill_version: str = ""
+    decode_version: str = ""
     model: Path | None = None
 
 
@@ -60,14 +65,14 @@ def running(options: Options, progress: Progress) -> Iterator[Running]:
     """
     if options.port:
         engines.require_free(options.port)
-    locks = [environment.VLLM_CPU_LOCKS[version] for version in (options.prefill_version, options.decode_version)]
-    envs = [environment.ensure(lock, progress) for lock in locks]
+    named = ((options.prefill, options.prefill_version), (options.decode, options.decode_version))
+    sides = [_side(KINDS[kind], version, progress) for kind, version in named]
     packages = overlay.ensure(progress)
-    weights = options.model or model.smollm2(envs[1], packages, progress)
+    weights = options.model or model.smollm2(sides[1][1], packages, progress)
     folder = Path(tempfile.mkdtemp(prefix="deeplink-demo-"))
     try:
         with ExitStack() as ends:
-            yield _start(options, envs, packages, weights.resolve(), folder, progress, ends)
+            yield _start(options, sides, packages, weights.resolve(), folder, progress, ends)
     except BaseException as exc:
         # Ctrl-C and the end of a run are no failure.
         if isinstance(exc, Exception):
@@ -78,44 +83,51 @@ def running(options: Options, progress: Progress) -> Iterator[Running]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _side(kind: Kind, version: str, progress: Progress) -> Side:
+    return kind, environment.ensure(kind.lock(version), progress)
+
+
 def _start(
     options: Options,
-    envs: Sequence[environment.Environment],
+    sides: Sequence[Side],
     packages: Path,
     weights: Path,
     folder: Path,
     progress: Progress,
     ends: ExitStack,
 ) -> Running:
-    *ports, free = engines.free_ports(3)
+    *ports, free = engines.free_ports(4)
     router_port = options.port or free
     cores = engines.cores(2)
     config = folder / "deeplink.toml"
-    prefill, decode = (
-        Engine(
-            name=role,
+
+    def engine(name: str, side: int, role: str, port: int) -> Engine:
+        return Engine(
+            name=name,
             role=role,
-            port=ports[index],
+            port=port,
             model=weights,
             config=config,
             dtype=options.dtype,
-            block_size=(options.prefill_block, options.decode_block)[index],
-            core=cores[index],
+            block_size=(options.prefill_block, options.decode_block)[side],
+            core=cores[side],
         )
-        for index, role in enumerate(("prefill", "decode"))
-    )
+
+    prefill, decode = (engine(role, side, role, ports[side]) for side, role in enumerate(("prefill", "decode")))
+    started = [(prefill, *sides[0]), (decode, *sides[1])]
+    alone = decode
+    if not sides[1][0].alone:
+        alone = engine("alone", 1, "", ports[2])
+        started.append((alone, *sides[1]))
     token = _write_config(config, router_port, (prefill, decode))
     # Side by side: most of the start is importing, on one core each.
-    progress("starting both engines (about half a minute on two idle cores)")
-    pair = [
-        ends.enter_context(engines.process(engine, env, packages, folder))
-        for engine, env in zip((prefill, decode), envs, strict=True)
-    ]
-    wait_all_ready(pair, ENGINES_SECONDS)
+    progress(f"starting {len(started)} engines (about half a minute on as many idle cores)")
+    running = [ends.enter_context(kind.process(one, env, packages, folder)) for one, kind, env in started]
+    wait_all_ready(running, ENGINES_SECONDS)
     progress("starting the router")
     router = ends.enter_context(_router(config, router_port, packages, folder))
     wait_all_ready([router], ROUTER_SECONDS)
-    return Running(Stack(prefill, decode, router.url, token), (*pair, router))
+    return Running(Stack(prefill, decode, alone, sides[1][0], router.url, token), (*running, router))
 
 
 def _router(config: Path, port: int, packages: Path, folder: Path) -> Process:

@@ -77,7 +77,7 @@ SGLANG_CPU = Lock(
     name="sglang-cpu-0.5.23",
     file=Path(__file__).with_name("sglang-cpu-0.5.23.lock"),
     pythons=((3, 11),),
-    # Not sglang itself, which on CPU cannot be imported without what stands in for its kernels.
+    # Not sglang itself, which on CPU cannot be imported without what stands in for its kernels (`sglang_cpu`).
     imports=("torch", "transformers", "xgrammar"),
     first="torch==2.13.0+cpu",
     fallback_index="https://download.pytorch.org/whl/cpu",

@@ -15,6 +15,7 @@ from deeplink.kvconnector.negotiate import Refusal, negotiate
 from deeplink.local import client
 from deeplink.local.client import Answer
 from deeplink.local.engines import Engine
+from deeplink.local.kinds import Kind
 from deeplink.local.prompts import NEW_TOKENS, Prompt
 from deeplink.local.report import HANDOFF, Judged, Leaks, RequestFacts
 
@@ -26,10 +27,15 @@ _SOURCES = re.compile(r'^vllm:prompt_tokens_by_source_total\{[^}]*source="(\w+)"
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Two running engines and the router in front; `token` opens their control endpoints."""
+    """Two running engines and the router in front; `token` opens their control endpoints.
+
+    `alone` is the decode engine, or one like it where that serves nothing but what is handed to it; `kind` is theirs.
+    """
 
     prefill: Engine
     decode: Engine
+    alone: Engine
+    kind: Kind
     router_url: str
     token: str
 
@@ -51,25 +57,27 @@ def measure(stack: Stack, prompt: Prompt, on_text: Callable[[str], None] = lambd
 
     Nothing else may use the engines meanwhile: the counters of the decode engine are read before and after.
     """
-    body = prompt.body(stack.decode.served_name)
-    before = _prompt_tokens(stack.decode)
+    body = prompt.body(stack.decode.served_name, ids=stack.kind.ids)
+    before = _prompt_tokens(stack.decode) if stack.kind.counts else {}
     answer = client.ask(stack.router_url, prompt.path, body, on_text)
-    external = _wait_counted(stack.decode, before, answer.prompt_tokens)
+    # vLLM computes the last token of a prompt itself; who does not count goes on from all of it.
+    wanted = answer.prompt_tokens - 1 if stack.kind.counts else answer.prompt_tokens
+    loaded = _wait_counted(stack.decode, before, answer.prompt_tokens) if stack.kind.counts else None
     handoff = answer.headers.get("x-deeplink-handoff", "")
     producer = _handoff(stack, stack.prefill, handoff)
     consumer = _handoff(stack, stack.decode, handoff)
     # The salt is part of every block's key, so nothing that was handed over can be found in the prefix cache.
-    alone = client.ask(stack.decode.url, prompt.path, body | {"cache_salt": uuid.uuid4().hex})
+    alone = client.ask(stack.alone.url, prompt.path, body | {"cache_salt": uuid.uuid4().hex})
     return Judged(
         prompt.name,
         RequestFacts(
             prompt_tokens=answer.prompt_tokens,
-            path=_path(answer, external),
+            path=_path(answer, wanted, consumer.get("tokens", 0) if loaded is None else loaded),
             kv_bytes=consumer.get("kv_bytes", 0),
             handoff_ms=round(consumer.get("milliseconds", 0.0), 3),
             ttft_ms=round(answer.ttft_ms, 3),
             digest=consumer.get("digest", ""),
-            tokens_equal=_complete(answer, prompt) and answer.token_ids == alone.token_ids,
+            tokens_equal=_complete(answer, prompt) and _said(answer) == _said(alone),
         ),
         producer_digest=producer.get("digest", ""),
         producer_state=_state(producer),
@@ -89,15 +97,20 @@ def leaks(stack: Stack) -> Leaks:
 
 
 def _complete(answer: Answer, prompt: Prompt) -> bool:
-    count = len(answer.token_ids)
+    count = len(answer.token_ids) or answer.completion_tokens
     return count == NEW_TOKENS if prompt.whole else count > 0
 
 
-def _path(answer: Answer, external: int) -> str:
+def _said(answer: Answer) -> tuple[list[int], str]:
+    """Where an engine says no token ids the text has to do."""
+    return answer.token_ids, answer.text
+
+
+def _path(answer: Answer, wanted: int, loaded: int) -> str:
     """What the router says, unless the decode engine's own count contradicts it."""
     said = answer.headers.get("x-deeplink-path", "not said by the router")
-    if said == HANDOFF and external != answer.prompt_tokens - 1:
-        return f"handoff of {external} instead of {answer.prompt_tokens - 1} tokens"
+    if said == HANDOFF and loaded != wanted:
+        return f"handoff of {loaded} instead of {wanted} tokens"
     return said
 
 

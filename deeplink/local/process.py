@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -131,6 +131,19 @@ class Process:
 
     def _see(self) -> str:
         return f"the whole log: {self.log}"
+
+
+@contextmanager
+def frozen(processes: Iterable[Process]) -> Iterator[None]:
+    """Neither they nor what they have started run meanwhile."""
+    pids = [pid for process in processes for pid in process.descendants()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def wait_all_ready(processes: Iterable[Process], seconds: float, path: str = "/health") -> None:

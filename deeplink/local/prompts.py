@@ -22,16 +22,17 @@ class Prompt:
     stream: bool = True
     whole: bool = True
 
-    def body(self, model: str) -> dict[str, Any]:
-        """Greedy, NEW_TOKENS tokens, with their ids."""
+    def body(self, model: str, *, ids: bool = True) -> dict[str, Any]:
+        """Greedy, NEW_TOKENS tokens, with their ids; without `ids` not those of chats."""
         body = {
             "model": model,
             **self.fields,
             "max_tokens": NEW_TOKENS,
             "temperature": 0,
             "ignore_eos": self.whole,
-            "return_token_ids": True,
         }
+        if ids or "messages" not in self.fields:
+            body["return_token_ids"] = True
         if self.stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return body

@@ -26,8 +26,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
 class RequestFacts(msgspec.Struct, frozen=True):
     """One request by what the engines say of it.
 
-    `path` is "handoff" only if the router says so and the decode engine counted every prompt token but the
-    last as loaded from outside. `ttft_ms` is measured by the client, to the first token; an answer that is
+    `path` is "handoff" only if the router says so and the decode engine counted every prompt token (vLLM: but the
+    last) as loaded from outside. `ttft_ms` is measured by the client, to the first token; an answer that is
     not streamed has it when it has all. `tokens_equal` compares with the decode engine's answer to the same
     prompt alone.
     """

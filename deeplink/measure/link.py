@@ -4,10 +4,15 @@ The first token of a request through the router takes as long as prefill, the ha
 measured at its engine alone and the step in the answer, so what is left is the handoff as a client sees it: the
 transfer, and a fixed part (tickets, the router, scheduling). How fast the cache travels is what the decode engine's
 control endpoint says of each handoff: bytes, and milliseconds from the claim to the cache being loaded.
+
+Engines are left alone before each request, for they do not rest at once: a vLLM worker looks for its next step with a
+whole core for a second after its last. Where two engines share a processor, prefill would have that core less, and the
+handoff would be charged with it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -18,6 +23,9 @@ from deeplink.errors import LocalError
 from deeplink.local import client
 from deeplink.measure import points, streams
 from deeplink.measure.engine import STEPS, Progress, prompt, served
+
+REST = 2.0
+"""Seconds without requests after which engines are at rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +59,24 @@ class Link:
 
 
 def measure(
-    url: str, config: Config, lengths: Sequence[int], repeats: int, progress: Progress, *, seconds: float = 300.0
+    url: str,
+    config: Config,
+    lengths: Sequence[int],
+    repeats: int,
+    progress: Progress,
+    *,
+    seconds: float = 300.0,
+    rest: float = REST,
 ) -> Iterator[Handoff]:
-    """Handoffs of these lengths through the router at `url`, which serves the engines of `config`. Raises LocalError,
-    also when a request is not handed over."""
+    """Handoffs of these lengths through the router at `url`, which serves the engines of `config`; `rest` seconds
+    before each request. Raises LocalError, also when a request is not handed over."""
     name = served(url).name
     engines = {engine.name: engine for engine in config.engines}
     token = secrets.control_token(secrets.load(config.secret_file))
     alone: dict[tuple[str, int], float] = {}
 
     def ask(where: str, size: int, tokens: int) -> streams.Stream:
+        time.sleep(rest)
         (found,) = streams.together(where, [streams.body(name, prompt(size), tokens)], seconds=seconds)
         return found
 

@@ -238,6 +238,7 @@ class TransportConformance(TransportFixtures):
         """Of pushes that go into its memory one after the other."""
         size = 4 << 20
         link, key, source = transport.connect(other.address, soon()), other.region(size), memoryview(bytes(size))
+        link.push([Push(source, key, 0)], soon())  # the first may make a fresh process load something
         pushed = threading.Event()
         deadline = soon(2)
 

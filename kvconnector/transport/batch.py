@@ -55,9 +55,23 @@ def cut(pushes: Iterable[Push], size: int) -> Iterator[list[Push]]:
 
 
 def pack(batch: Sequence[Push]) -> bytes:
-    """What comes before the bytes of a batch; for none, the request for an answer."""
-    parts = b"".join([PART.pack(push.key, push.offset, push.source.nbytes) for push in batch])
-    return HEAD.pack(len(batch), head_sum(len(batch), parts)) + parts
+    """What comes before the bytes of a batch; for none, the request for an answer.
+
+    Pushes that go to adjacent places are one part, wherever they come from: some heads of a chunk are many pieces here
+    and one there.
+    """
+    found: list[tuple[bytes, int, int]] = []
+    key, stop = None, 0
+    for push in batch:
+        length = push.source.nbytes
+        if push.key == key and push.offset == stop:
+            _, offset, before = found[-1]
+            found[-1] = push.key, offset, before + length
+        else:
+            found.append((push.key, push.offset, length))
+        key, stop = push.key, push.offset + length
+    parts = b"".join([PART.pack(*part) for part in found])
+    return HEAD.pack(len(found), head_sum(len(found), parts)) + parts
 
 
 def unpack(parts: bytes) -> list[Part]:

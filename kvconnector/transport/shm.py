@@ -27,6 +27,7 @@ from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGo
 from deeplink.hookspecs import hookimpl
 from deeplink.kvconnector import arena, contract, wire
 from deeplink.kvconnector.arena import Foreign, Loan
+from deeplink.kvconnector.inbox import Inbox
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport import answer, ring
@@ -196,16 +197,16 @@ class ShmTransport:
     def _serve(self, sock: socket.socket) -> None:
         slots = ring.send(sock, time.monotonic() + answer.BODY_SECONDS)
         foreign = arena.receive(sock, time.monotonic() + answer.BODY_SECONDS)
-        inbox = _Inbox(sock)
+        inbox = Inbox(sock)
         turn = 0
         while True:
-            (count,) = _COUNT.unpack(inbox.take(_COUNT.size, IDLE_SECONDS))
+            (count,) = _COUNT.unpack(inbox.take(_COUNT.size, time.monotonic() + IDLE_SECONDS))
             if count == LOANS:
                 self._borrow(sock, inbox, foreign)
                 continue
             if count > MAX_PARTS:
                 raise answer.refuse(sock, f"{count} parts in one slot, at most {MAX_PARTS} may be")
-            parts = list(_PART.iter_unpack(inbox.take(count * _PART.size, answer.BODY_SECONDS)))
+            parts = list(_PART.iter_unpack(inbox.take(count * _PART.size, _soon())))
             total = sum([length for _, _, length in parts])
             if total > SLOT:
                 raise answer.refuse(sock, f"{total} bytes in a slot of {SLOT}")
@@ -217,12 +218,12 @@ class ShmTransport:
             answer.accept(sock)
             turn = (turn + 1) % SLOTS
 
-    def _borrow(self, sock: socket.socket, inbox: _Inbox, foreign: Foreign | None) -> None:
+    def _borrow(self, sock: socket.socket, inbox: Inbox, foreign: Foreign | None) -> None:
         """Take the peer's bytes for those of a region where they are all of it, else copy them there."""
-        (count,) = _COUNT.unpack(inbox.take(_COUNT.size, answer.BODY_SECONDS))
+        (count,) = _COUNT.unpack(inbox.take(_COUNT.size, _soon()))
         if count > MAX_PARTS or foreign is None:
             raise answer.refuse(sock, f"{count} loans at once, at most {MAX_PARTS if foreign else 0} may be")
-        parts = list(_LOAN.iter_unpack(inbox.take(count * _LOAN.size, answer.BODY_SECONDS)))
+        parts = list(_LOAN.iter_unpack(inbox.take(count * _LOAN.size, _soon())))
         try:
             loans = [foreign.lent(Loan(at, length, lease, turn)) for _, _, length, at, lease, turn in parts]
             places = [(key, offset, length) for key, offset, length, *_ in parts]
@@ -235,20 +236,8 @@ class ShmTransport:
         answer.accept(sock)
 
 
-class _Inbox:
-    """What a peer says, taken from its socket in as few calls as it comes in."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._said = b""
-
-    def take(self, length: int, seconds: float) -> bytes:
-        if len(self._said) < length:
-            deadline = time.monotonic() + seconds
-            while len(self._said) < length:
-                self._said += wire.receive_some(self._sock, SLOTS * (_COUNT.size + MAX_PARTS * _PART.size), deadline)
-        found, self._said = self._said[:length], self._said[length:]
-        return found
+def _soon() -> float:
+    return time.monotonic() + answer.BODY_SECONDS
 
 
 def _scatter(slot: memoryview, views: list[memoryview]) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError
 from deeplink.kvconnector import rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
-from deeplink.kvconnector.convert import storage_dtype
+from deeplink.kvconnector.device_cache import host_array
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.negotiate import FULL
@@ -98,29 +96,12 @@ def read_group(pool: Any, total_heads: int, known: Registry[str]) -> Group:
     shape = (pool.size + pool.page_size, pool.head_num, pool.head_dim)
     layers = tuple(range(pool.start_layer, pool.start_layer + pool.layer_num))
     arrays = tuple(
-        _flat(f"{side} of layer {layer}", buffers[place], shape, dtype)[:elements]
+        host_array(f"{side} of layer {layer}", buffers[place], shape)[:elements]
         for place, layer in enumerate(layers)
         for side, buffers in (("K", pool.k_buffer), ("V", pool.v_buffer))
     )
     stated = CacheGroup(FULL, layers, total_heads, pool.head_dim, dtype, pool.page_size, text)
     return Group(stated, layers, (0, total_heads), Cache(arrays, bound))
-
-
-def _flat(name: str, tensor: Any, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    import torch
-
-    if tensor.device.type != "cpu":
-        raise LayoutError(f"{name} is in {tensor.device} memory; this release reads host memory", field="device")
-    if tuple(tensor.shape) != shape or not tensor.is_contiguous():
-        raise LayoutError(
-            f"{name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}",
-            field="strides",
-            ours=f"{shape}, dense",
-            theirs=str(tensor.stride()),
-        )
-    signed = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
-    flat: np.ndarray[Any, Any] = tensor.view(signed).view(-1).numpy().view(storage_dtype(dtype))
-    return flat
 
 
 def read_model(config: Any) -> Model:

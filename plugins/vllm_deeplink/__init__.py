@@ -4,10 +4,13 @@ This module is imported by every vLLM process, wanted or not, so it imports noth
 
     flags       the ways to ask for it, put into vLLM's
     asked       what was asked for, and what that turns into
+    beside      its connector, beside another one
     platform    the platform vLLM runs on, which stays what it is
     vendors     vendors' platform plugins, and what is wrong with them
+    supported   the settings of vLLM's that cannot be handed over with
     connector   vLLM's connector base class, split into
     scheduler     the half in the engine-core process: which request hands over what
+    early         when a claim that comes before its cache may have blocks
     worker        the half in the process that holds the cache
     orders      what the scheduler half tells the worker half each step
     termination the signal that ends an engine

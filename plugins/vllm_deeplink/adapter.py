@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector import rope, weights
+from deeplink.errors import LayoutError
+from deeplink.kvconnector import device, rope, weights
 from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
-from deeplink.kvconnector.convert import storage_dtype
+from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank, Scales
+from deeplink.kvconnector.device_cache import host_array, of_tensors
+from deeplink.kvconnector.forms import SCHEMES
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
-from deeplink.kvconnector.negotiate import FULL, SLIDING
+from deeplink.kvconnector.negotiate import SLIDING
 from deeplink.registry import Registry
 from vllm_deeplink import layouts, versions
+from vllm_deeplink.supported import KINDS
 
 if TYPE_CHECKING:
     import torch
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 DTYPES = ("float32", "bfloat16", "float16")
-"""Types of the cache that this plugin reads; the 8-bit ones have scales that it does not look up yet."""
+"""Types of the cache that a tensor says itself."""
 
-KINDS = {"FullAttentionSpec": FULL, "SlidingWindowSpec": SLIDING}
-"""vLLM's kinds of cache and ours."""
+FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""The others are bytes to the tensor, and vLLM's setting says what they mean. Their scales are constants of a layer."""
 
 ROLES = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 
@@ -50,36 +50,6 @@ class Place:
         """The KV heads it holds: a contiguous shard, or with more ranks than heads a copy of one."""
         first = total * self.tp // self.tp_size
         return first, max(first + 1, total * (self.tp + 1) // self.tp_size)
-
-
-def check_supported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
-    """Refuse at start-up, by the name of the setting, what this release cannot hand over."""
-    parallel = vllm_config.parallel_config
-    for field, value in (
-        # On CPU, the only place where this could be tried, vLLM 0.32 itself ends at the first request with a pipeline.
-        ("pipeline-parallel-size", parallel.pipeline_parallel_size),
-        ("data-parallel-size", parallel.data_parallel_size),
-        ("decode-context-parallel-size", parallel.decode_context_parallel_size),
-        ("prefill-context-parallel-size", parallel.prefill_context_parallel_size),
-    ):
-        if value != 1:
-            raise ConfigError(
-                f"this release hands over only with one of: {field}", field=field, ours=str(value), theirs="1"
-            )
-    for group in kv_cache_config.kv_cache_groups:
-        # Exactly these kinds: others derive from them and mean something else (latent vectors, states, chunks).
-        kind = type(group.kv_cache_spec).__name__
-        if kind not in KINDS:
-            raise ConfigError(
-                f"this release hands over the caches of {', '.join(KINDS)} only",
-                field="kind of KV cache",
-                ours=kind,
-                theirs=", ".join(KINDS),
-            )
-    if vllm_config.speculative_config is not None:
-        raise ConfigError(
-            "this release does not hand over with speculative decoding", field="speculative-config", theirs="none"
-        )
 
 
 def read_place() -> Place:
@@ -129,9 +99,7 @@ def _read_group(
 ) -> Group:
     names, spec = layer_names(group), group.kv_cache_spec
     blocks, heads, block_size, content = tensors[names[0]].shape
-    dtype = str(tensors[names[0]].dtype).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise LayoutError(f"a cache of {dtype}; this plugin reads {', '.join(DTYPES)}", field="dtype", theirs=dtype)
+    (dtype,) = {_dtype(vllm_config, name, tensors[name]) for name in names}
     if block_size != spec.block_size:
         raise LayoutError(
             "the attention kernel's blocks are not the scheduler's",
@@ -148,41 +116,63 @@ def _read_group(
             ours=str(held[1] - held[0]),
             theirs=str(heads),
         )
-    (layout,) = {_declared(vllm_config, name) for name in names}
+    (layout,) = {_declared(vllm_config, name, tensors[name]) for name in names}
     text = known.get(layout)
     bound = Layout.parse(text).bind(heads=heads, head_dim=content // 2, block_size=block_size, blocks=blocks)
-    arrays = tuple(_flat(name, tensors[name], (blocks, heads, block_size, content), dtype) for name in names)
+    if tensors[names[0]].device.type in device.HOST:
+        shape = (blocks, heads, block_size, content)
+        cache = Cache(tuple(host_array(f"layer {name}", tensors[name], shape) for name in names), bound)
+    else:
+        cache = of_tensors([tensors[name] for name in names], bound)
+    scales = (
+        Scales("tensor", tuple(v for name in names for v in _scales(vllm_config, name))) if dtype in SCHEMES else None
+    )
     layers = tuple(map(_number, names))
     kind = KINDS[type(spec).__name__]
     window = spec.sliding_window if kind == SLIDING else 0
-    stated = CacheGroup(kind, layers, total, content // 2, dtype, block_size, text, window)
-    return Group(stated, layers, held, Cache(arrays, bound))
+    stated = CacheGroup(kind, layers, total, content // 2, dtype, block_size, text, window, scales)
+    return Group(stated, layers, held, cache)
 
 
-def _declared(vllm_config: VllmConfig, name: str) -> str:
+def _dtype(vllm_config: VllmConfig, name: str, tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    setting = str(attention_layer(vllm_config, name).kv_cache_dtype)
+    if dtype in DTYPES:
+        return dtype
+    if tensor.element_size() != 1 or setting not in FP8:
+        raise LayoutError(
+            f"layer {name} has a cache of {dtype}, with the setting {setting}",
+            field="dtype",
+            ours=", ".join([*DTYPES, *FP8]),
+            theirs=setting,
+        )
+    return FP8[setting]
+
+
+def _scales(vllm_config: VllmConfig, name: str) -> tuple[float, float]:
+    """Of K and of V."""
     layer = attention_layer(vllm_config, name)
-    return layouts.declared(layer.get_attn_backend().get_name(), versions.current().packing(layer))
+    return float(layer._k_scale_float), float(layer._v_scale_float)
+
+
+def _declared(vllm_config: VllmConfig, name: str, tensor: torch.Tensor) -> str:
+    layer = attention_layer(vllm_config, name)
+    backend = layer.get_attn_backend().get_name()
+    if tensor.device.type in device.HOST:
+        return layouts.declared(backend, versions.current().packing(layer))
+    if not hasattr(layer.impl, "do_kv_cache_update"):
+        raise LayoutError(
+            f"the attention backend {backend} has no operation of its own that writes to the cache, by which its "
+            "layout could be proven",
+            field="layout",
+            theirs=backend,
+            remedy="choose another with --attention-backend",
+        )
+    return layouts.by_strides(tensor.shape, tensor.stride())
 
 
 def attention_layer(vllm_config: VllmConfig, name: str) -> Any:
     return vllm_config.compilation_config.static_forward_context[name]
-
-
-def _flat(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    import torch
-
-    if tensor.device.type != "cpu":
-        raise LayoutError(f"layer {name} is in {tensor.device} memory; this release reads host memory", field="device")
-    if tuple(tensor.shape) != shape or not tensor.is_contiguous():
-        raise LayoutError(
-            f"layer {name} has shape {tuple(tensor.shape)} and strides {tensor.stride()}",
-            field="strides",
-            ours=f"{shape}, dense",
-            theirs=str(tensor.stride()),
-        )
-    signed = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
-    flat: np.ndarray[Any, Any] = tensor.view(signed).view(-1).numpy().view(storage_dtype(dtype))
-    return flat
 
 
 def read_model(vllm_config: VllmConfig) -> Model:

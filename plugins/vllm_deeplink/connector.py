@@ -37,7 +37,9 @@ from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.registration import Presence, Registration
 from deeplink.kvconnector.tls import Tls
-from vllm_deeplink import adapter, termination, versions
+from deeplink.kvconnector.watching import Watching
+from vllm_deeplink import supported, termination, versions
+from vllm_deeplink.early import EarlyClaims
 from vllm_deeplink.orders import Orders, RankContract
 from vllm_deeplink.stats import DeepLinkPromMetrics, DeepLinkStats
 
@@ -67,7 +69,7 @@ Reports: Any = VERSION.reports
 class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        adapter.check_supported(vllm_config, kv_cache_config)
+        supported.check(vllm_config, kv_cache_config, VERSION.speculation)
         VERSION.check_groups(len(kv_cache_config.kv_cache_groups))
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = config.load(extra.get("config"))
@@ -76,13 +78,21 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         self._register: dict[str, str] | None = extra.get("registration")
         self._control: Control | None = None
         self._registration: Registration | None = None
+        self._watching: Watching | None = None
         self._pool: BlockPool | None = None
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.SCHEDULER:
             from vllm_deeplink.scheduler import SchedulerHalf
 
-            self._scheduler = SchedulerHalf(self._secret, vllm_config.kv_transfer_config.engine_id)
+            self._watching = Watching(self._secret, Tls.of(self._settings.kv.tls))
+            early = EarlyClaims(
+                self._watching,
+                lambda: self._blocks().total,
+                [group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups],
+                vllm_config.model_config.max_model_len,
+            )
+            self._scheduler = SchedulerHalf(self._secret, vllm_config.kv_transfer_config.engine_id, early)
         else:
             from vllm_deeplink.worker import WorkerHalf
 
@@ -100,7 +110,7 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         publish one contract for the engine."""
         contracts = [co.decode(rank.contract) for _, rank in sorted(metadata.items()) if isinstance(rank, RankContract)]
         contract, host = co.merged(contracts), self._settings.kv.host
-        self._control = Control(contract, self._secret, self._blocks, Tls.of(self._settings.kv.tls))
+        self._control = Control(contract, self._secret, self._blocks, Tls.of(self._settings.kv.tls), early=True)
         port = self._control.start(host, self._control_port)
         log.info("deeplink control endpoint on %s:%d", host, port)
         if (where := self._register) is not None:
@@ -192,6 +202,8 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._registration is not None:
             self._registration.close()
+        if self._watching is not None:
+            self._watching.close()
         if self._worker is not None:
             self._worker.close()
         if self._control is not None:

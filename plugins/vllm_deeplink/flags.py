@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from deeplink import config, secret
 from deeplink.errors import ConfigError
 from deeplink.kvconnector.registration import Presence, leave_at_exit
-from vllm_deeplink import CONNECTOR, platform
+from vllm_deeplink import beside, platform
 from vllm_deeplink.asked import (
     ROLES,
     Asked,
@@ -50,6 +50,10 @@ def install() -> None:
     def with_table_or_environment(self: Any, *arguments: Any, **options: Any) -> Any:
         _complete(self)
         made = create_engine_config(self, *arguments, **options)
+        if beside.settings(made.kv_transfer_config) is not None:
+            from vllm_deeplink import supported  # not every process comes here
+
+            supported.check_parallel(made.parallel_config)
         _leave_at_exit(made.kv_transfer_config)
         return made
 
@@ -95,12 +99,12 @@ def _apply(args: argparse.Namespace) -> None:
             flagged = ", ".join(f"--deeplink-{name}" for name in said)
             raise ConfigError(f"{flagged} without --platform deeplink", remedy="add --platform deeplink")
         return
-    if getattr(args, "kv_transfer_config", None) is not None:
-        raise _two_connectors("--kv-transfer-config")
     asked = flags.over(table or Asked()).over(by_environment())
     if asked.control_port is None:
         asked = Asked(control_port=config.control_port(api_port(args))).over(asked)
-    args.kv_transfer_config = transfer_config(asked, api_url(args, asked.config))
+    ours = transfer_config(asked, api_url(args, asked.config))
+    other = getattr(args, "kv_transfer_config", None)
+    args.kv_transfer_config = ours if other is None else beside.both(ours, other)
     if table is not None:
         args.additional_config = without_table(args.additional_config)
     platform.attach()
@@ -112,29 +116,22 @@ def _complete(arguments: Any) -> None:
     table = by_table(additional)
     if table is None and os.environ.get(platform.VARIABLE) != platform.NAME:
         return
-    if (given := arguments.kv_transfer_config) is not None:
-        if table is None and given.kv_connector == CONNECTOR:
-            return
-        raise _two_connectors("kv_transfer_config")
-    arguments.kv_transfer_config = transfer_config((table or Asked()).over(by_environment()))
+    given = arguments.kv_transfer_config
+    if table is None and beside.settings(given) is not None:
+        return
+    ours = transfer_config((table or Asked()).over(by_environment()))
+    arguments.kv_transfer_config = ours if given is None else beside.both(ours, given)
     arguments.additional_config = without_table(additional)
     platform.attach()
 
 
 def _leave_at_exit(transfer: KVTransferConfig | None) -> None:
     """This process starts the engine's others, and outlives them."""
-    if transfer is None or transfer.kv_connector != CONNECTOR:
+    extra = beside.settings(transfer)
+    if transfer is None or extra is None:
         return
-    where = transfer.kv_connector_extra_config.get("registration")
+    where = extra.get("registration")
     if where is not None:
-        settings = config.load(transfer.kv_connector_extra_config.get("config"))
+        settings = config.load(extra.get("config"))
         presence = Presence(where["name"], where["url"], "", transfer.engine_id)
         leave_at_exit(where["router"], presence, secret.load(settings.secret_file))
-
-
-def _two_connectors(theirs: str) -> ConfigError:
-    return ConfigError(
-        f"--platform deeplink brings its own KV connector; {theirs} names another",
-        field="kv-transfer-config",
-        remedy="leave one of the two out",
-    )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deeplink.errors import ConfigError, PluginError
-from vllm_deeplink import CONNECTOR, vendors
+from vllm_deeplink import CONNECTOR, beside, vendors
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -104,11 +104,11 @@ def decorate(platform: Any) -> None:
         before = _connector(vllm_config)
         its_own(cls, vllm_config)
         after = _connector(vllm_config)
-        if before == CONNECTOR != after:
+        if before in (CONNECTOR, beside.SEVERAL) and before != after:
             raise ConfigError(
                 f"the platform {cls.__qualname__} has replaced deeplink's KV connector",
                 field="kv-transfer-config",
-                ours=CONNECTOR,
+                ours=before,
                 theirs=after,
                 remedy="leave out the setting of the vendor's plugin that brings a connector of its own",
             )

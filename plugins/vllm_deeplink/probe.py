@@ -1,22 +1,19 @@
-"""The proof that the declared layout is the real one.
+"""The proof that the declared layout is the real one, by the engine's own cache-write operation.
 
-Two packings can have the same shape and strides and still be different bytes (vLLM's CPU cache with and without AMX),
-so nothing is believed. At start-up K and V are written through the engine's own cache-write operation, coded so that
-every element says where it came from, and every byte of the touched blocks is compared with what the layout says
-should be there. A mismatch refuses to start.
+vLLM's CPU cache has the same shape and strides with AMX and without, and other bytes: see `deeplink.kvconnector.proof`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from deeplink.errors import LayoutError
+from deeplink.kvconnector import device, proof
 from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.plan import Chunk
-from deeplink.kvconnector.proof import BLOCKS, WRITTEN, codings
+from deeplink.kvconnector.elements import FORMATS, Format
 from vllm_deeplink.adapter import attention_layer
 
 if TYPE_CHECKING:
@@ -24,44 +21,43 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-def prove(vllm_config: VllmConfig, cache: Cache, tensors: dict[str, torch.Tensor]) -> None:
-    """Prove every layer, and leave the blocks zeroed. Raises LayoutError naming layer and element."""
-    bound = cache.bound
-    if bound.blocks < BLOCKS:
-        raise LayoutError(f"a cache of {bound.blocks} blocks; the layout cannot be proven with fewer than {BLOCKS}")
-    table = list(WRITTEN)
-    tokens = len(table) * bound.block_size
-    for index, (name, tensor) in enumerate(tensors.items()):
-        array = cache.layers[index]
-        for wire_SHTD in codings(bound.heads, tokens, bound.head_dim, array.dtype):
-            expected = np.zeros(BLOCKS * bound.block_elements, array.dtype)
-            Cache((expected,), replace(bound, blocks=BLOCKS)).scatter(wire_SHTD[None], 0, table, Chunk(0, tokens))
-            live = array[: BLOCKS * bound.block_elements]
-            live[:] = 0
-            _write(attention_layer(vllm_config, name), tensor, wire_SHTD, table, bound.block_size)
-            wrong = np.flatnonzero(live != expected)
-            live[:] = 0
-            if wrong.size:
-                at = int(wrong[0])
-                raise LayoutError(
-                    f"layer {name} does not have the layout its attention backend declares: "
-                    f"{wrong.size} of {expected.size} elements differ, the first is element "
-                    f"{at % bound.block_elements} of block {at // bound.block_elements}",
-                    field="layout",
-                    remedy="this vLLM build packs its cache differently; deeplink will not guess",
-                )
+def prove(vllm_config: VllmConfig, cache: Cache, tensors: dict[str, torch.Tensor], dtype: str) -> None:
+    """Prove every layer of a cache of elements `dtype`, and leave the blocks zeroed. Raises LayoutError naming layer
+    and element.
 
-
-def _write(
-    layer: Any, tensor: torch.Tensor, wire_SHTD: np.ndarray[Any, Any], table: list[int], block_size: int
-) -> None:
-    """Through the engine's own operation: tokens of `table`'s blocks, in order."""
+    What the engine writes to a cache of 8 bits are values, which it divides by the layer's scale and rounds: its
+    elements and scales are proven with the layout.
+    """
     import torch
 
-    signed = {2: np.int16, 4: np.int32}[wire_SHTD.itemsize]
-    key, value = (
-        torch.from_numpy(np.ascontiguousarray(side.transpose(1, 0, 2)).view(signed)).view(tensor.dtype)
-        for side in wire_SHTD
-    )
-    slots = torch.cat([torch.arange(block_size) + block * block_size for block in table])
-    layer.impl.do_kv_cache_update(layer, key, value, tensor, slots)
+    names = list(tensors)
+    small = cache.dtype.itemsize == 1
+
+    def write(layer: int, key_THD: npt.NDArray[Any], value_THD: npt.NDArray[Any], slots: npt.NDArray[np.int64]) -> None:
+        tensor, module = tensors[names[layer]], attention_layer(vllm_config, names[layer])
+        if small:
+            given = vllm_config.model_config.dtype
+            pair = _values(module, (key_THD, value_THD), FORMATS[dtype], given)
+        else:
+            pair = [device.of_elements(states, tensor.dtype) for states in (key_THD, value_THD)]
+        key, value, places = (each.to(tensor.device) for each in (*pair, torch.from_numpy(slots)))
+        module.impl.do_kv_cache_update(module, key, value, tensor, places)
+
+    proof.prove(cache, write, [f"layer {name}" for name in names], _codings(cache, FORMATS[dtype]) if small else None)
+
+
+def _codings(cache: Cache, form: Format) -> list[npt.NDArray[np.uint8]]:
+    """Of elements that are normal numbers."""
+    normal = range(1 << (form.precision - 1), form.top + 1)
+    codes = np.array([code | sign for sign in (0, form.sign) for code in normal], np.uint8)
+    bound = cache.bound
+    return proof.byte_codings(bound.heads, len(proof.WRITTEN) * bound.block_size, bound.head_dim, codes)
+
+
+def _values(layer: Any, pair_THD: Sequence[npt.NDArray[Any]], form: Format, given: torch.dtype) -> list[torch.Tensor]:
+    """K and V of type `given` that become these elements."""
+    import torch
+
+    table = np.array([form.value(code) for code in range(256)], np.float32)
+    scales = layer._k_scale_float, layer._v_scale_float
+    return [(torch.from_numpy(table[side]) * scale).to(given) for side, scale in zip(pair_THD, scales, strict=True)]

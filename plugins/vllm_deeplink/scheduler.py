@@ -5,19 +5,24 @@ back through vLLM's own lists of finished and failed transfers.
 
     producing   the request's KV is offered. Its blocks stay until the worker says that all of it is staged, which is
                 at the latest one step after prefill ends, unless staging is full.
-    consuming   the request's KV is loaded. vLLM parks the request and keeps its blocks until the worker reports it.
+    consuming   the request's KV is loaded. vLLM parks the request and keeps its blocks until the worker reports it. One
+                that is asked for while prefill may not have begun is put off before it has any (`early`).
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from deeplink.errors import DeeplinkError, Refused, TicketRefused
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.order import Order
 from deeplink.kvconnector.ticket import Ticket
+from vllm_deeplink.early import EarlyClaims
 from vllm_deeplink.identity import identity
 from vllm_deeplink.orders import Deny, Fill, Open, Orders, Withhold
 from vllm_deeplink.stats import DeepLinkStats
@@ -43,25 +48,32 @@ class _Producing:
 
 @dataclass(slots=True)
 class _Consuming:
+    """`until` is the deadline of the ticket, of time.monotonic(); `early` says that prefill may not have ended when the
+    claim was asked for."""
+
     order: Order | None
     denial: DeeplinkError | None
     handoff: str | None
+    until: float = 0.0
+    early: bool = False
     computed: int = 0
     phase: Literal["new", "matched", "loading", "done"] = "new"
 
 
 class SchedulerHalf:
-    def __init__(self, secret: bytes, epoch: str) -> None:
+    def __init__(self, secret: bytes, epoch: str, early: EarlyClaims) -> None:
         self._secret = secret
         self._epoch = epoch
+        self._early = early
         self._producing: dict[str, _Producing] = {}
         self._consuming: dict[str, _Consuming] = {}
         self._orders = Orders()
         self._held: dict[str, int] = {}
         self._told = 0
 
-    def match(self, request: Request, computed: int) -> tuple[int, bool]:
-        """How many tokens beyond the `computed` ones come from outside, and whether they come asynchronously.
+    def match(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """How many tokens beyond the `computed` ones come from outside, and whether they come asynchronously. None: ask
+        again, as it is too early to say; the request has no blocks until then.
 
         vLLM asks whenever it is about to admit a request: at first, and again after a preemption or a failed load.
         A handoff is tried once; after that the request is computed here like any other.
@@ -73,10 +85,13 @@ class SchedulerHalf:
         # The last prompt token is computed here in any case: it is what the first new token is sampled from.
         missing = request.num_prompt_tokens - 1 - computed
         if missing <= 0 and consuming.denial is None:
-            consuming.phase = "done"
-            assert consuming.order is not None
-            self._orders.loads.append(replace(consuming.order, request=""))
+            self._need_nothing(request.request_id, consuming)
             return 0, False
+        if consuming.early and consuming.denial is None:
+            assert consuming.order is not None
+            ticket, tokens = consuming.order.ticket, request.num_prompt_tokens
+            if not self._early.due(request.request_id, ticket, consuming.until, tokens):
+                return None, False
         consuming.phase, consuming.computed = "matched", computed
         # A request that is to be denied must have something to wait for, or vLLM would not park it.
         return max(missing, 1), True
@@ -84,7 +99,11 @@ class SchedulerHalf:
     def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
         """vLLM has given the request its blocks; `external` of its tokens are to be loaded into them."""
         consuming = self._consuming.get(request.request_id)
-        if consuming is None or consuming.phase != "matched" or external == 0:
+        if consuming is None or consuming.phase != "matched":
+            return
+        if external == 0:
+            # Another connector beside this one loads the prompt, or vLLM computes it. Nobody would come for it later.
+            self._need_nothing(request.request_id, consuming)
             return
         consuming.phase = "loading"
         tables = tuple(map(tuple, blocks.get_block_ids()))
@@ -95,7 +114,10 @@ class SchedulerHalf:
             return
         assert consuming.order is not None
         stop = request.num_prompt_tokens - 1
-        consuming.order = replace(consuming.order, start=stop - external, stop=stop, tables=tables)
+        # It may have been put off, and the deadline is that of the ticket as it was read.
+        left = max(1, int((consuming.until - time.monotonic()) * 1000))
+        ticket = msgspec.structs.replace(consuming.order.ticket, milliseconds=left)
+        consuming.order = replace(consuming.order, ticket=ticket, start=stop - external, stop=stop, tables=tables)
         self._orders.loads.append(consuming.order)
 
     def step(self, output: SchedulerOutput) -> Orders:
@@ -126,9 +148,11 @@ class SchedulerHalf:
         from vllm.v1.request import RequestStatus
 
         consuming = self._consuming.pop(request.request_id, None)
-        if consuming is not None and consuming.phase == "loading" and consuming.order is not None:
-            # Late for a load that has ended, which the worker then ignores.
-            self._orders.cancels.append(consuming.order)
+        if consuming is not None and consuming.order is not None:
+            if consuming.phase == "loading":
+                # Late for a load that has ended, which the worker then ignores.
+                self._orders.cancels.append(consuming.order)
+            self._early.over(request.request_id, consuming.order.ticket)
         producing = self._producing.pop(request.request_id, None)
         if producing is None or not producing.opened:
             return False
@@ -144,6 +168,7 @@ class SchedulerHalf:
         """The workers have told what they are done with: vLLM frees those blocks, or runs their requests."""
         for name in (output.finished_sending or set()) | (output.finished_recving or set()):
             self._held.pop(name, None)
+            self._early.over(name)
 
     def stats(self) -> DeepLinkStats | None:
         """How many blocks handoffs hold, if that has changed."""
@@ -159,9 +184,18 @@ class SchedulerHalf:
         if not producing.opened:
             producing.opened = True
             self._orders.opens.append(Open(name, producing.ticket, producing.prompt, producing.tokens))
-        after = min(computed + output.num_scheduled_tokens[name], producing.tokens)
-        producing.filled = after == producing.tokens
+        # Not cut off at the prompt's end: a state is that after all that was computed, and after nothing less.
+        after = computed + output.num_scheduled_tokens[name]
+        producing.filled = after >= producing.tokens
         self._orders.fills.append(Fill(name, producing.ticket.handoff, tuple(map(tuple, producing.tables)), after))
+
+    def _need_nothing(self, name: str, consuming: _Consuming) -> None:
+        """Let the producer go, unless the handoff was refused here, which has loaded nothing and never will."""
+        consuming.phase = "done"
+        if consuming.order is not None:
+            self._early.over(name, consuming.order.ticket)
+            if consuming.denial is None:
+                self._orders.loads.append(replace(consuming.order, request=""))
 
     def _note_producer(self, request: Request) -> None:
         """Remember a request whose KV is to be offered. A bad ticket offers nothing; the claim is told why."""
@@ -202,7 +236,8 @@ class SchedulerHalf:
             except Refused as exc:
                 denial = denial or exc
             order = Order(name, ticket, str(text), prompt, 0, 0, ())
-            consuming = _Consuming(order, denial, ticket.handoff)
+            until = time.monotonic() + ticket.milliseconds / 1000
+            consuming = _Consuming(order, denial, ticket.handoff, until, parameters.get("early") is True)
         self._consuming[name] = consuming
         return consuming
 

@@ -63,7 +63,13 @@ class WorkerHalf:
         groups = adapter.read_groups(self._vllm_config, self._kv_cache_config, tensors, plugins.layouts, place)
         for group, named in zip(groups, self._kv_cache_config.kv_cache_groups, strict=True):
             named_tensors = {name: tensors[name] for name in adapter.layer_names(named)}
-            probe.prove(self._vllm_config, group.values, named_tensors)
+            probe.prove(self._vllm_config, group.values, named_tensors, group.spec.dtype)
+        if elsewhere := sorted({str(tensor.device) for tensor in tensors.values()} - {"cpu"}):
+            log.warning(
+                "deeplink hands over a cache on %s: its layout has just been proven there, but no engine with a cache "
+                "on a device has been tested yet",
+                ", ".join(elsewhere),
+            )
         model = adapter.read_model(self._vllm_config)
         settings = self._config.kv
         casts = tuple(str(parse_consent(text)) for text in settings.casts)

@@ -15,6 +15,8 @@ from deeplink.solver.placement import Placement
 _PORT = 8000
 _CONFIG = "/etc/deeplink.toml"
 _SECRET = "/run/secrets/deeplink"
+_MODELS = "/models"
+"""Of the container: what its engine downloads is kept in a volume there, whoever the image's user is."""
 _NUMBER = r"\d+"
 
 
@@ -60,10 +62,14 @@ def _service(placement: Placement, member: Member) -> dict[str, Any]:
     if not member.engine.image:
         service["build"] = {"context": ".", "dockerfile": images.dockerfile(member)}
     service["entrypoint"] = list(started.words)
-    if started.variables:
-        service["environment"] = dict(started.variables)
+    variables = dict(started.variables)
     checkpoint = placement.checkpoint
-    models = f"{checkpoint}:{checkpoint}:ro" if checkpoint.startswith("/") else "models:/root/.cache/huggingface"
+    if checkpoint.startswith("/"):
+        models = f"{checkpoint}:{checkpoint}:ro"
+    else:
+        models, variables["HF_HOME"] = f"models:{_MODELS}", _MODELS
+    if variables:
+        service["environment"] = variables
     service["volumes"] = [f"./{member.label}.toml:{_CONFIG}:ro", models]
     service["secrets"] = ["deeplink"]
     # What the chips of a group tell each other on the host goes through shared memory.

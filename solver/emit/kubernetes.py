@@ -20,6 +20,8 @@ CHIP_LABEL = "deeplink/chip"
 """Of the nodes: the kind of their chips."""
 _PORT = 8000
 _CONFIGS = "/etc/deeplink"
+_WRITTEN = "/run/deeplink"
+"""Of the container: its configuration with the pod's own address in it."""
 _SECRET = "/run/secrets/deeplink/secret"
 _HOST = "POD_IP"
 """Peers reach an engine at its pod's address, which is known when the pod runs."""
@@ -79,9 +81,9 @@ def _service(name: str, ports: dict[str, int]) -> dict[str, Any]:
 
 
 def _engine(placement: Placement, member: Member) -> dict[str, Any]:
-    started = command(placement, member, host="0.0.0.0", port=_PORT, config="/tmp/deeplink.toml", pinned=False)
+    started = command(placement, member, host="0.0.0.0", port=_PORT, config=f"{_WRITTEN}/deeplink.toml", pinned=False)
     own = f"{_CONFIGS}/{member.label}.toml"
-    script = f'sed "s/{_HOST}/$POD_IP/" {own} > /tmp/deeplink.toml && exec "$@"'
+    script = f'sed "s/{_HOST}/$POD_IP/" {own} > {_WRITTEN}/deeplink.toml && exec "$@"'
     devices = {member.resource: str(member.engine.tp)} if member.resource else {}
     container: dict[str, Any] = {
         "name": "engine",
@@ -99,11 +101,15 @@ def _engine(placement: Placement, member: Member) -> dict[str, Any]:
         # Half an hour to load the model.
         "startupProbe": {"httpGet": {"path": "/health", "port": "api"}, "periodSeconds": 10, "failureThreshold": 180},
         "readinessProbe": {"httpGet": {"path": "/health", "port": "api"}, "periodSeconds": 5, "timeoutSeconds": 5},
-        "volumeMounts": [*_mounts(), {"name": "shm", "mountPath": "/dev/shm"}],
+        "volumeMounts": [
+            *_mounts(),
+            {"name": "written", "mountPath": _WRITTEN},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
     }
     if devices:
         container["resources"] = {"limits": devices, "requests": devices}
-    volumes = [*_volumes(), {"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    volumes = [*_volumes(), {"name": "written", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
     if (checkpoint := placement.checkpoint).startswith("/"):
         container["volumeMounts"].append({"name": "model", "mountPath": checkpoint, "readOnly": True})
         volumes.append({"name": "model", "hostPath": {"path": checkpoint, "type": "Directory"}})

@@ -23,7 +23,7 @@ def test_a_cache_covers_all_tokens(name: str) -> None:
     case = relayout.CASES[name]
     cache, table, _ = relayout.prepared(case, 256)
     assert sorted(table) == list(range(256 // case.block))
-    assert cache.wire_shape(256)[2] == relayout.HEADS
+    assert cache.wire_shape(256)[2] == case.heads
 
 
 def test_a_packing_that_vllm_does_not_write_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

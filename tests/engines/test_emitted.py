@@ -184,6 +184,7 @@ def test_up_starts_a_placement_and_ends_it(fleet: Fleet, on_cpu: Path) -> None:
     assert len(list((on_cpu / "run").glob("*.log"))) == 3
 
 
+@pytest.mark.long
 def test_up_says_which_engine_did_not_start(fleet: Fleet, on_cpu: Path) -> None:
     text = (on_cpu / "placement.toml").read_text().replace('"--enforce-eager"', '"--no-such-flag"', 1)
     (on_cpu / "wrong.toml").write_text(text)
@@ -193,6 +194,7 @@ def test_up_says_which_engine_did_not_start(fleet: Fleet, on_cpu: Path) -> None:
     assert "--no-such-flag" in done.stderr
 
 
+@pytest.mark.long
 def test_measure_profiles_a_real_engine(fleet: Fleet, on_cpu: Path) -> None:
     engine = fleet.prepare("measured", "", block_size=128)
     fleet.start(engine)

@@ -61,7 +61,13 @@ MISTAKES: list[tuple[list[str] | dict[str, Any], dict[str, str], str]] = [
     ({"additional_config": {"deeplink": {"router": "http://r"}}}, {}, "nothing is known of where this engine's API is"),
     ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_CONTROL_PORT": "http"}, "DEEPLINK_CONTROL_PORT is not a port"),
     (["--platform", "deeplink", "--deeplink-config", "/nowhere.toml"], {}, "cannot read /nowhere.toml"),
+    (["--platform", "deeplink", "--data-parallel-size", "2"], {}, "hands over only with a data-parallel-size of 1"),
     (["--additional-config", '{"deeplink": {"rol": 1}}'], {}, "there is no such setting"),
+    (
+        ["--platform", "deeplink", "--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'],
+        {},
+        "not known to work beside NixlConnector",
+    ),
 ]
 
 

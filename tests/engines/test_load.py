@@ -1,91 +1,12 @@
-"""Two hundred requests, sixteen at a time: some clients leave, an engine starts anew, and nobody gets a wrong token."""
+"""The run of `load` between two engines of vLLM."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import random
-import threading
-import time
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection, HTTPException
-from urllib.parse import urlsplit
-
+import load
 import pytest
-from fleet import Pair, completion, prompt, quiet, token_ids
-
-REQUESTS, AT_A_TIME, ABORTED, RESTART_AFTER = 200, 16, 0.2, 80
-TOKENS = 8
-SECONDS = 40.0
-"""A request has ended by then: the router's deadline of 30, and some time to compute."""
-
-
-class Run:
-    def __init__(self, pair: Pair) -> None:
-        self.pair = pair
-        self.answers: dict[int, list[int]] = {}
-        self.ends: Counter[str] = Counter()
-        self.up = threading.Event()
-        self.up.set()
-        self._lock = threading.Lock()
-
-    def request(self, number: int) -> None:
-        dice = random.Random(number)
-        body = completion(prompt(dice.randint(5, 400), seed=50_000 + number), TOKENS)
-        connection = HTTPConnection(urlsplit(self.pair.router).netloc, timeout=SECONDS)
-        with contextlib.closing(connection):
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            if dice.random() < ABORTED:
-                time.sleep(dice.uniform(0, 2))
-                end = "left"
-            else:
-                end = self._hear(number, connection)
-        with self._lock:
-            self.ends[end] += 1
-            restart = sum(self.ends.values()) == RESTART_AFTER
-        if restart:
-            self._restart()
-        elif end == "refused":
-            assert self.up.wait(400), "the engine is not back"
-
-    def _hear(self, number: int, connection: HTTPConnection) -> str:
-        try:
-            answer = connection.getresponse()
-            said = json.loads(answer.read())
-        except (HTTPException, OSError) as exc:
-            raise AssertionError(f"request {number} has no answer: {exc!r}") from exc
-        if answer.status == 200:
-            self.answers[number] = token_ids(said)
-            return "answered"
-        assert answer.status in (502, 503, 504), said
-        assert said["error"]["code"], said
-        return "refused"
-
-    def _restart(self) -> None:
-        self.up.clear()
-        try:
-            self.pair.fleet.restart(self.pair.decode)
-        finally:
-            self.up.set()
+from fleet import Pair
 
 
 @pytest.mark.long
 def test_two_hundred_requests(pair: Pair) -> None:
-    run = Run(pair)
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        list(pool.map(run.request, range(REQUESTS)))
-    time.sleep(1)
-    quiet(pair.prefill, pair.decode, seconds=0.2)
-    assert sum(run.ends.values()) == REQUESTS
-    assert run.ends["left"] > 0.1 * REQUESTS, run.ends
-    assert run.ends["answered"] > 0.6 * REQUESTS, run.ends
-
-    def alone(number: int) -> list[int]:
-        body = completion(prompt(random.Random(number).randint(5, 400), seed=50_000 + number), TOKENS)
-        return token_ids(pair.decode.alone(body))
-
-    with ThreadPoolExecutor(4) as pool:
-        expected = dict(zip(run.answers, pool.map(alone, run.answers), strict=True))
-    wrong = {number: (run.answers[number], right) for number, right in expected.items() if run.answers[number] != right}
-    assert not wrong
+    load.run(pair.fleet, pair.prefill, pair.decode, pair.decode, pair.router)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from typing import Any
-from urllib.parse import urlsplit
 
+import load
 import openai
 import pytest
 import sglang_engine
@@ -190,6 +187,7 @@ def test_what_is_not_handed_over_is_served_by_nobody(sglang: Engines, field: str
     assert answer.error["code"] == "no_engine"
 
 
+@pytest.mark.long
 def test_a_handoff_nobody_fetches_ends_at_its_deadline(sglang: Engines) -> None:
     router = sglang.fleet.router(sglang.prefill, sglang.decode, deadline=3)
     sglang.decode.process.stop()
@@ -198,8 +196,7 @@ def test_a_handoff_nobody_fetches_ends_at_its_deadline(sglang: Engines) -> None:
         assert answer.status in (502, 503, 504), answer.data
         quiet(sglang.prefill, seconds=6)
     finally:
-        sglang.decode.process = sglang_engine.again(sglang.fleet, sglang.decode).process
-        sglang.fleet.start(sglang.decode)
+        sglang.fleet.restart(sglang.decode)
     _works(sglang, seconds=15)
 
 
@@ -250,75 +247,9 @@ def test_other_weights_and_other_types_are_refused_by_name(sglang: Engines, matr
 
 
 @pytest.mark.long
-def test_another_router_pairs_by_rooms(sglang: Engines) -> None:
-    """What SGLang's own router does: the same body to both engines at once, with the prefill engine's address and a
-    room."""
-    fleet = sglang.fleet
-    config = fleet.folder / "foreign.toml"
-    config.write_text("[kv]\nforeign_seconds = 20\n")
-    prefill = sglang_engine.prepare(fleet, "sglang-rooms-prefill", "prefill", page=16, config=config)
-    decode = sglang_engine.prepare(fleet, "sglang-rooms-decode", "decode", page=64, config=config)
-    fleet.start(prefill, decode)
-    try:
-        for room, tokens in ((2**60 + 1, 5), (17, 300)):
-            body = _native(prompt(tokens, seed=room % 1000))
-            fields = {"bootstrap_host": "127.0.0.1", "bootstrap_port": sglang_engine.bootstrap(prefill)}
-            paired = {**body, **fields, "bootstrap_room": room}
-            with ThreadPoolExecutor(2) as pool:
-                both = [pool.submit(http, engine.url + "/generate", paired) for engine in (prefill, decode)]
-                answers = [one.result(60) for one in both]
-            assert [answer.status for answer in answers] == [200, 200], [answer.data for answer in answers]
-            assert answers[1].json["output_ids"] == sglang.alone.alone(body, "/generate")["output_ids"]
-        quiet(prefill, decode)
-    finally:
-        for one in (prefill, decode):
-            one.process.stop()
-
-
-@pytest.mark.long
-def test_200_requests_of_which_a_fifth_is_given_up_and_a_restart(sglang: Engines) -> None:
-    """No wrong token with status 200, no stuck request, nothing held after; errors only while the engine is away."""
-    bodies = [completion(prompt(20 + 9 * index, seed=900 + index), 8) for index in range(20)]
-    expected = [token_ids(sglang.alone.alone(body)) for body in bodies]
-    there = threading.Event()
-    there.set()
-
-    def one(number: int) -> int:
-        if number == 100:
-            there.clear()
-            sglang.decode.kill()
-            sglang.decode.process.stop()
-            sglang.decode.process = sglang_engine.again(sglang.fleet, sglang.decode).process
-            sglang.fleet.start(sglang.decode)
-            there.set()
-        assert there.wait(200)
-        index = number % len(bodies)
-        if number % 5 == 0:
-            _leave(sglang.router, {**bodies[index], "stream": True}, 0.05 * (number % 7))
-            return 0
-        answer = http(sglang.router + "/v1/completions", bodies[index], seconds=120)
-        if answer.status == 200:
-            assert token_ids(answer.json) == expected[index], number
-        else:
-            assert answer.status >= 500, answer.data
-            assert answer.error["code"], answer.data
-        return answer.status
-
-    with ThreadPoolExecutor(16) as pool:
-        statuses = list(pool.map(one, range(200), timeout=500))
-    # What was under way when the engine was killed fails, and what comes before the router has seen it again.
-    assert statuses.count(200) >= 110, statuses
-    assert set(statuses[:80]) <= {0, 200}, statuses
-    quiet(sglang.prefill, sglang.decode, seconds=35)
-    _works(sglang, seconds=20)
-
-
-def _leave(url: str, body: dict[str, Any], seconds: float) -> None:
-    """Send a request, and go away after a while."""
-    connection = HTTPConnection(urlsplit(url).netloc, timeout=60)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    time.sleep(seconds)
-    connection.close()
+def test_two_hundred_requests(sglang: Engines) -> None:
+    load.run(sglang.fleet, sglang.prefill, sglang.decode, sglang.alone, sglang.router)
+    _works(sglang)
 
 
 def _prompts(seed: int) -> dict[int, dict[str, Any]]:

@@ -152,3 +152,12 @@ def test_several_cache_groups_are_refused_by_name(fleet: Fleet, version: str) ->
         fleet.start(engine)
     # Two kinds of layers, which vLLM puts into three groups of equal size.
     assert "KV cache groups: ours 3, theirs 1" in (fleet.folder / f"hybrid-{version}.log").read_text()
+
+
+@pytest.mark.long
+def test_a_state_is_refused_by_name(fleet: Fleet) -> None:
+    """It is that after all that was computed, which vLLM does not end where a decode engine would go on from it."""
+    engine = fleet.prepare("state", "both", model=fleet.tiny("state"), kv_mib=64)
+    with pytest.raises(LocalError):
+        fleet.start(engine)
+    assert "kind of KV cache: ours MambaSpec" in (fleet.folder / "state.log").read_text()

@@ -66,6 +66,8 @@ MESSAGES: list[channel.Message] = [
     channel.Quit(Reason("aborted", "left")),
     channel.Ask("0" * 24),
     channel.Cancel("0" * 24),
+    channel.Watch(("0" * 24,), (0,)),
+    channel.Watched((1,)),
     channel.Answer(Record("0" * 24, "producer", "failed", Reason("a", "b"), 1, 2, 3.5, "f" * 16), 1, 2, 3, 4, {"a": 5}),
 ]
 BODIES: list[object] = [

@@ -25,8 +25,8 @@ from deeplink.errors import HandoffError, LayoutError
 from deeplink.kvconnector import device
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Scales
-from deeplink.kvconnector.device_cache import DeviceCache, of_tensors
-from deeplink.kvconnector.layout import Bound, Layout
+from deeplink.kvconnector.device_cache import DeviceCache, host_array, of_tensors
+from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.plan import Chunk
 from deeplink.kvconnector.transport.shm import ShmTransport
 
@@ -291,7 +291,7 @@ def refused() -> int:
         ([good.to("meta")], "device"),  # has no bytes, and nothing to wait for
         ([torch.zeros(size, dtype=torch.float64)], "dtype"),
     ]
-    assert [_field(tensors, bound) for tensors, _ in cases] == [field for _, field in cases]
+    assert [_field(of_tensors, tensors, bound) for tensors, _ in cases] == [field for _, field in cases]
     # In host memory it is the same memory, for the compiled loops.
     held = of_tensors([good.view(4, 2, -1).transpose(0, 1)], bound)
     assert type(held) is Cache
@@ -300,9 +300,22 @@ def refused() -> int:
     return len(cases)
 
 
-def _field(tensors: list[Any], bound: Bound) -> str:
+def in_host_memory() -> int:
+    tensor = torch.zeros(4, 2, 6, dtype=torch.bfloat16)
+    host_array("a", tensor, (4, 2, 6))[13] = 0x3F80
+    assert tensor[1, 0, 1] == 1.0
+    cases: list[tuple[Any, str]] = [
+        (tensor.view(2, 4, 6), "strides"),
+        (tensor.transpose(1, 2).contiguous().transpose(1, 2), "strides"),  # of that shape, and not dense
+        (tensor.to("meta"), "device"),
+    ]
+    assert [_field(host_array, "a", given, (4, 2, 6)) for given, _ in cases] == [field for _, field in cases]
+    return len(cases)
+
+
+def _field(call: Callable[..., object], *arguments: object) -> str:
     try:
-        of_tensors(tensors, bound)
+        call(*arguments)
     except LayoutError as exc:
         return exc.field
     return "not refused"
@@ -314,6 +327,7 @@ CHECKS = (between_layouts, of_many_kinds, after_what_is_under_way, without_memor
 def main() -> None:
     torch.set_num_threads(1)
     assert refused()
+    assert in_host_memory()
     with installed() as streams:
         for check in CHECKS:
             print(f"{check(streams)} of {check.__name__}")

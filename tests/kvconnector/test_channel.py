@@ -38,6 +38,8 @@ MESSAGES = [
     ch.Ask("handoff"),
     ch.Cancel("handoff"),
     ch.Answer(None, 1 << 40, 1 << 39, 2, 3, {"loaded": 4}),
+    ch.Watch(("handoff", "another"), (ch.NOT_BEGUN, ch.BEGUN)),
+    ch.Watched((ch.BEGUN, ch.COMPLETE)),
 ]
 
 

@@ -112,6 +112,7 @@ def test_status(pair: Pair, serve: Serve) -> None:
         "role": "prefill",
         "epoch": pair.producer.epoch,
         "blocks": {"total": 100, "held": 7},
+        "early": False,
         "staging": {"capacity": 2 << 20, "used": 0},
         "claims": 0,
         "handoffs": 0,
@@ -370,7 +371,8 @@ def test_what_is_sent_before_prefill_has_ended_is_counted_apart(pair: Pair, serv
     pair.fill(ticket, OURS, 200)
     offer = pair.producer.endpoint.producer._offers.get(ticket.handoff)
     assert offer is not None
-    eventually(lambda: any(taking.early for taking in offer.claims.values()))
+    # All of the two chunks: what is still here when prefill ends is sent after it.
+    eventually(lambda: sum(taking.early for taking in offer.claims.values()) == 192 * 1536)
     pair.fill(ticket, OURS, TOKENS)
     assert pair.outcome().reason is None
     pair.settle(ticket, "drained", "loaded")

@@ -20,6 +20,7 @@ from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import consumer as consumer_module
 from deeplink.kvconnector.contract import WIRE_VERSION, Contract
 from deeplink.kvconnector.endpoint import Settings
+from deeplink.kvconnector.offer import Offer
 from deeplink.kvconnector.ticket import Ticket, mint
 from deeplink.kvconnector.transport.base import Push
 
@@ -193,6 +194,41 @@ def test_cancelled_before_prefill_starts(pair: Pair) -> None:
     pair.open(ticket, TOKENS)
     pair.fill(ticket, OURS, TOKENS)
     pair.settle(ticket, "expired", "failed")
+    still_works(pair)
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_given_up_before_prefill_starts(pair: Pair, claimed: bool) -> None:
+    """The client has left while its request still waited in the prefill engine, which the router tells that engine."""
+    ticket, text = pair.ticket(60)
+    if claimed:
+        pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+        eventually(lambda: pair.consumer.endpoint.consumer._loads[ticket.handoff].channels)
+    pair.producer.endpoint.producer.abort(ticket.handoff)
+    if claimed:
+        assert failed(pair).code == "ticket_refused"
+    with pytest.raises(TicketRefused, match="given up before prefill began"):
+        pair.open(ticket, TOKENS)
+    pair.fill(ticket, OURS, TOKENS)
+    pair.quiet()
+    still_works(pair)
+
+
+def test_given_up_just_while_it_is_opened(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticket, _ = pair.ticket(60)
+    producer = pair.producer.endpoint.producer
+    offers = producer._offers
+    add = offers.add
+
+    def late(offer: Offer) -> None:
+        producer.abort(ticket.handoff)
+        add(offer)
+
+    monkeypatch.setattr(offers, "add", late)
+    pair.open(ticket, TOKENS)
+    pair.fill(ticket, OURS, TOKENS)
+    pair.settle(ticket, "aborted", None)
+    monkeypatch.undo()
     still_works(pair)
 
 

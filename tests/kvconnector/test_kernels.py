@@ -14,11 +14,12 @@ from numba.core.errors import NumbaError
 from random_layouts import layouts, tables
 from relayout_check import cases, guarded, intact
 
-from deeplink.errors import ConfigError
+from deeplink.errors import ConfigError, LayoutError
 from deeplink.kvconnector import compiled, convert, device, kernels
+from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.catalogue import Entry
-from deeplink.kvconnector.layout import ELEMENTS
-from deeplink.kvconnector.plan import runs
+from deeplink.kvconnector.layout import ELEMENTS, Layout
+from deeplink.kvconnector.plan import Chunk, runs
 
 WAYS = ["numpy", "numba", "numba, streaming"]
 CASES = pytest.mark.parametrize(("entry", "dtype"), cases(), ids=lambda value: getattr(value, "name", value))
@@ -76,6 +77,79 @@ def test_random_layouts_leave_the_rest_alone(data: st.DataObject, streamed: int,
         assert all(intact(*each) for each in [(flat, memory), *made])
         results.append((gathered, [cache.tobytes() for cache in caches]))
     assert results[0] == results[1]
+
+
+@given(st.data())
+def test_a_chunk_by_its_table_is_what_its_runs_are(data: st.DataObject) -> None:
+    """Of any tokens of the wire, in blocks of which some are neighbours, the first and last partial."""
+    sized = data.draw(layouts(dim=16))
+    table, chunk = data.draw(tables(sized))
+    bound = sized.bind()
+    start = data.draw(st.integers(chunk.start, chunk.stop))
+    part = Chunk(start, data.draw(st.integers(start, chunk.stop)))
+    rng = np.random.default_rng(0)
+    caches = tuple(rng.integers(0, 1 << 16, n, np.uint16) for n in sized.tensors * 2)
+    wire = rng.integers(0, 1 << 16, convert.wire_shape(bound, 2, chunk.tokens), np.uint16)
+    found, expected = [Cache(tuple(cache.copy() for cache in caches), bound) for _ in range(2)]
+    where = list(runs(table, sized.block_size, part, chunk.start))
+    convert.scatter(wire, bound, where, expected.layers)
+    found.scatter(wire, chunk.start, table, part)
+    assert all(np.array_equal(*pair) for pair in zip(found.layers, expected.layers, strict=True))
+    out, reference = (np.zeros(convert.wire_shape(bound, 2, part.tokens), np.uint16) for _ in range(2))
+    if part.tokens:
+        convert.gather(caches, bound, list(runs(table, sized.block_size, part)), reference)
+        found.gather(table, part, out)
+        assert np.array_equal(out, wire[:, :, :, part.start - chunk.start : part.stop - chunk.start])
+        convert.gather(found.layers, bound, list(runs(table, sized.block_size, part)), reference)
+        assert np.array_equal(out, reference)
+
+
+@pytest.mark.parametrize("heads", [(0, 2), (1, 3), (2, 4)])
+@pytest.mark.parametrize("layout", ["kv block head token dim", "block kv head token dim", "kv block token head dim"])
+@pytest.mark.parametrize("table", [[0, 1, 2, 3, 4], [4, 1, 2, 0, 3]], ids=["adjacent", "apart"])
+@pytest.mark.parametrize("streamed", [0, 1 << 40])
+def test_some_heads_with_gaps_between_them(
+    monkeypatch: pytest.MonkeyPatch, layout: str, heads: tuple[int, int], table: list[int], streamed: int
+) -> None:
+    """Rows of a kilobyte or more, some of them together: what lies ahead is asked for across the gaps."""
+    monkeypatch.setattr(kernels, "STREAMED", streamed)
+    bound = Layout.parse(layout).bind(heads=4, head_dim=128, block_size=16, blocks=5)
+    rng = np.random.default_rng(0)
+    made = tuple(rng.integers(0, 1 << 16, bound.elements(0), np.uint16) for _ in range(2))
+    part, chunk = Cache(made, bound).part(range(2), heads), Chunk(5, 77)
+    where = list(runs(table, 16, chunk))
+    found, expected = (np.zeros(part.wire_shape(chunk.tokens), np.uint16) for _ in range(2))
+    part.gather(table, chunk, found)
+    convert.gather(part.layers, part.bound, where, expected, by="numpy")
+    assert np.array_equal(found, expected)
+    others = Cache(tuple(layer.copy() for layer in made), bound).part(range(2), heads)
+    part.scatter(~found, chunk.start, table, chunk)
+    convert.scatter(~found, part.bound, where, others.layers, by="numpy")
+    assert all(np.array_equal(*pair) for pair in zip(part.layers, others.layers, strict=True))
+
+
+@pytest.mark.parametrize("by", ["numpy", "numba"])
+@pytest.mark.parametrize(
+    ("table", "chunk", "origin", "message"),
+    [
+        ([0, 1], Chunk(0, 33), 0, "tokens \\[0, 33\\) in 2 blocks of 16"),
+        ([0, 4], Chunk(0, 32), 0, "that has 4"),
+        ([0, -1], Chunk(16, 32), 16, "that has 4"),
+        ([0, 1], Chunk(0, 32), 16, "wire chunk"),
+        ([0, 1, 2], Chunk(8, 48), 0, "wire chunk"),
+    ],
+)
+def test_a_chunk_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, by: str, table: list[int], chunk: Chunk, origin: int, message: str
+) -> None:
+    """Nothing moves, neither into the blocks nor out of them."""
+    monkeypatch.setenv("DEEPLINK_RELAYOUT", by)
+    bound = Layout.parse("block token head dim kv").bind(heads=1, head_dim=16, block_size=16, blocks=4)
+    cache = Cache((np.zeros(bound.elements(0), np.uint16),), bound)
+    wire = np.ones((1, 2, 1, 40, 16), np.uint16)
+    with pytest.raises(LayoutError, match=message):
+        cache.scatter(wire, origin, table, chunk)
+    assert not cache.layers[0].any()
 
 
 @CASES

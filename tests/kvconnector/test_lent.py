@@ -16,7 +16,7 @@ from loopback import HND, SECRET, VEC, Pair, make_pair, read
 from deeplink.errors import DeeplinkError, ProtocolError, Refused
 from deeplink.kvconnector import arena as module
 from deeplink.kvconnector.arena import LEASES, Arena, Foreign, Loan
-from deeplink.kvconnector.group import Group
+from deeplink.kvconnector.group import Entrance
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.shm import ShmLink, ShmTransport
@@ -58,18 +58,18 @@ def test_nothing_goes_through_the_ring(pair: Pair, monkeypatch: pytest.MonkeyPat
 
 def test_what_is_taken_back_while_it_is_read_is_not_loaded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer ends the handoff and gives the staging to another; the digest was right when it was looked at."""
-    land = Group.land
+    land = Entrance.land
 
-    def late(group: Group, *arguments: object) -> None:
+    def late(entrance: Entrance, *arguments: object) -> None:
         producer = pair.producer.endpoint
         producer.producer.abort(ticket.handoff)
         piece = producer._outgoing.try_allocate(producer._outgoing.capacity)
         assert piece is not None, "all of it is free again"
         producer._outgoing.view(piece)[:] = b"\xee" * piece.length
         producer._outgoing.release(piece)
-        land(group, *arguments)  # type: ignore[arg-type]
+        land(entrance, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Group, "land", late)
+    monkeypatch.setattr(Entrance, "land", late)
     ticket, text = pair.ticket()
     pair.open(ticket, 20)
     pair.load(pair.order(ticket, text, THEIRS, 20))

@@ -67,10 +67,49 @@ def test_a_cancel_at_the_very_end_leaves_the_kept_channel_alone(pair: Pair, monk
     assert reason is None or reason.code == "aborted"
     cancels[0].join()
     pair.settle(ticket, "drained", "loaded" if reason is None else "failed")
-    channel = consumer._channels.take(pair.producer.endpoint.contract.ranks[0].channel)
-    assert channel is not None
+    address = pair.producer.endpoint.contract.ranks[0].channel
+    kept: list[ch.Channel] = []
+    # The engine goes on before the producer has said its last word on the channel.
+    eventually(lambda: kept or kept.extend(filter(None, [consumer._channels.take(address)])))
+    (channel,) = kept
     assert not channel.readable(0)  # raises when it was closed, is true when the peer left
     channel.close()
+
+
+def test_a_load_does_not_wait_for_the_producers_last_word(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens are in their blocks: the engine goes on, and the producer's account is right a little later."""
+    leave, told = offers_module.Offers.leave, threading.Event()
+
+    def late(*arguments: object) -> None:
+        assert told.wait(10.0)
+        leave(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(offers_module.Offers, "leave", late)
+    ticket, text = pair.ticket()
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    assert pair.outcome().reason is None
+    consumer = pair.consumer.endpoint.consumer
+    assert consumer.claims == 0
+    consumer.cancel(ticket.handoff)  # too late: it has ended
+    told.set()
+    pair.settle(ticket, "drained", "loaded")
+    eventually(lambda: not consumer._concluding)
+
+
+def test_a_consumer_that_is_closed_does_not_wait_for_it_either(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    monkeypatch.setattr(offers_module.Offers, "leave", lambda *_: told.wait(10.0))
+    ticket, text = pair.ticket()
+    pair.open(ticket, TOKENS)
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    pair.fill(ticket, OURS, TOKENS)
+    assert pair.outcome().reason is None
+    consumer = pair.consumer.endpoint.consumer
+    consumer.close()
+    eventually(lambda: not consumer._concluding, 5.0)
+    told.set()
 
 
 def test_a_farewell_counts_although_the_peers_transport_is_gone(pair: Pair) -> None:
@@ -144,6 +183,7 @@ def test_staging_that_is_being_read_is_not_given_to_others(make: Make) -> None:
     pair.load(pair.order(ticket, text, THEIRS, TOKENS))
     pair.fill(ticket, OURS, TOKENS)
     assert gate.reached.wait(10)
+    pair.producer.endpoint.producer.pump()  # it is claimed now, and has all the room
     assert staging.used == 2 * tile
     pair.producer.endpoint.producer.abort(ticket.handoff)
     assert staging.used == tile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
 
@@ -130,3 +131,22 @@ def test_many_threads() -> None:
     for thread in [InThread(lambda seed=seed: work(seed)) for seed in range(1, 9)]:  # type: ignore[misc]
         thread.join(40)
     assert staging.used == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 700), st.sampled_from([0, 256, 300])), max_size=40), st.randoms())
+def test_the_first_bytes_can_be_kept_free(wanted: list[tuple[int, int]], dice: random.Random) -> None:
+    """Pieces never overlap, none that is to lie above lies below, and what they leave is one hole in the end."""
+    staging, held = Staging(2048), list[Piece]()
+    for length, above in wanted:
+        if held and dice.random() < 0.4:
+            staging.release(held.pop(dice.randrange(len(held))))
+        piece = staging.try_allocate(length, above)
+        if piece is not None:
+            assert piece.offset >= above
+            held.append(piece)
+            places = sorted((one.offset, one.offset + one.extent) for one in held)
+            assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(places))
+    for piece in held:
+        staging.release(piece)
+    assert staging.used == 0
+    assert staging.try_allocate(2048) is not None

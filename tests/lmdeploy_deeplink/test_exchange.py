@@ -162,7 +162,7 @@ def test_many_at_once(make: Callable[..., Exchange]) -> None:
 
 def test_full_staging_keeps_the_blocks_until_there_is_room(make: Callable[..., Exchange]) -> None:
     tile = 3 * 2 * 2 * 32 * 2 * 16  # of 16 tokens
-    prefill, decode = pair(make, staging=6 * tile)
+    prefill, decode = pair(make, staging=12 * tile)  # of which a chunk is half
     first = offer(prefill, PROMPT, [], [0, 1, 2, 3])
     second = offer(prefill, PROMPT[::-1], [], [4, 5, 6, 7])
     assert prefill.settled(prefill.foreign.name(first))

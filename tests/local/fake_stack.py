@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from deeplink.config import control_port
 from deeplink.kvconnector import contract
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.local.engines import Engine, free_ports
+from deeplink.local.kinds import KINDS
 from deeplink.local.measure import Stack
 
 TOKEN = "opens the control endpoints"
@@ -37,6 +38,8 @@ class Script:
     cut: bool = False
     error: str = ""
     counted: dict[str, int] = field(default_factory=lambda: {"local_compute": 7, "external_kv_transfer": 3})
+    counts: bool = True
+    loaded: int = PROMPT_TOKENS
     salts: list[str] = field(default_factory=list)
 
 
@@ -51,8 +54,9 @@ def fake_stack(script: Script) -> Iterator[Stack]:
             ends.enter_context(_serve(script, engine.role, engine.port))
             ends.enter_context(_serve(script, engine.role, control_port(engine.port)))
         (port,) = free_ports(1)
+        kind = KINDS["vllm"] if script.counts else replace(KINDS["vllm"], counts=False, ids=False)
         ends.enter_context(_serve(script, "router", port))
-        yield Stack(prefill, decode, f"http://127.0.0.1:{port}", TOKEN)
+        yield Stack(prefill, decode, decode, kind, f"http://127.0.0.1:{port}", TOKEN)
 
 
 @contextmanager
@@ -73,7 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
     role: str
 
     def do_GET(self) -> None:
-        if self.path == "/metrics":
+        if self.path == "/metrics" and not self.script.counts:
+            self.send_error(404)
+        elif self.path == "/metrics":
             lines = (
                 f'vllm:prompt_tokens_by_source_total{{engine="0",model_name="demo",source="{source}"}} {count}.0'
                 for source, count in self.script.counted.items()
@@ -89,7 +95,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(json.dumps(status | {"claims": held["claims"]}).encode())
         else:
             said = {"state": self.script.state[self.role], "digest": self.script.digest[self.role]}
-            self._send(json.dumps(said | {"kv_bytes": 4096, "milliseconds": 2.5, "reason": None}).encode())
+            self._send(
+                json.dumps(
+                    said | {"tokens": self.script.loaded, "kv_bytes": 4096, "milliseconds": 2.5, "reason": None}
+                ).encode()
+            )
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -105,12 +115,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(body, script.tokens_alone, {})
 
     def _answer(self, body: dict[str, Any], tokens: list[int], marks: dict[str, str]) -> None:
-        usage = {"prompt_tokens": PROMPT_TOKENS}
+        usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": len(tokens)}
+        asked = body.get("return_token_ids")
         if not body.get("stream"):
             choice = {"text": "all", "token_ids": tokens}
             self._send(json.dumps({"choices": [choice], "usage": usage}).encode(), marks)
             return
-        events: list[dict[str, Any]] = [{"choices": [{"text": "a", "token_ids": [token]}]} for token in tokens]
+        choices = [{"text": f" {token}", **({"token_ids": [token]} if asked else {})} for token in tokens]
+        events: list[dict[str, Any]] = [{"choices": [choice]} for choice in choices]
         events.append({"choices": [], "usage": usage})
         if self.script.error:
             events = [{"error": {"message": self.script.error}}]

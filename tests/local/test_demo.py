@@ -91,6 +91,16 @@ def test_both_wrong_in_the_same_way_is_not_equal(once: Callable[[Script], Result
     assert "tokens_equal" in result.stderr
 
 
+def test_an_engine_that_counts_nothing_itself(once: Callable[[Script], Result]) -> None:
+    """It goes on from the whole prompt, by its connector's account, and of a chat says the text alone."""
+    assert once(Script(counts=False)).exit_code == 0
+    assert "chat: tokens_equal" in once(Script(counts=False, tokens_alone=[9] * 64)).stderr
+    assert "chat: tokens_equal" in once(Script(counts=False, tokens=[1] * 63, tokens_alone=[1] * 63)).stderr
+    result = once(Script(counts=False, loaded=4))
+    assert result.exit_code == 1
+    assert "chat: path: handoff of 4 instead of 10 tokens" in result.stderr
+
+
 def test_a_stream_that_is_cut_off(once: Callable[[Script], Result]) -> None:
     result = once(Script(cut=True))
     assert result.exit_code == 1
@@ -133,6 +143,9 @@ def test_each_engine_has_its_version_of_vllm(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(demo, "running", running)
     assert CliRunner().invoke(main, ["demo", "--once", "--prefill-version", "0.27.1"]).exit_code == 0
     assert (given[0].prefill_version, given[0].decode_version) == ("0.27.1", "0.32.0")
+    refused = CliRunner().invoke(main, ["demo", "--once", "--prefill", "sglang", "--prefill-version", "0.32.0"])
+    assert refused.exit_code == 2
+    assert "0.32.0 of sglang is not one of 0.5.23" in " ".join(refused.output.split())
     refused = CliRunner().invoke(main, ["demo", "--once", "--decode-version", "0.28.0"])
     assert refused.exit_code == 2
     assert "0.29.0" in refused.output

@@ -113,7 +113,9 @@ def link(tmp_path: Path, script: Script) -> Result:
         for name in ("p", "d"):
             lines += ["[[engines]]", f'name = "{name}"', f'url = "{url}"', f'control = "{url}"']
         (tmp_path / "deeplink.toml").write_text("\n".join(lines))
-        return run(url, "--link", str(tmp_path / "deeplink.toml"), "--prompts", "16,64", "--repeats", "2")
+        return run(
+            url, "--link", str(tmp_path / "deeplink.toml"), "--prompts", "16,64", "--repeats", "2", "--rest", "0"
+        )
 
 
 def handed_over(**more: Any) -> Script:

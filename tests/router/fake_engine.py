@@ -107,6 +107,7 @@ class FakeEngine:
     control: str = ""
     polls: int = 0
     held: int = 0
+    early: bool = False
     kind: str = "deeplink"
     declared: dict[str, Any] = field(default_factory=dict)
     well: bool = True
@@ -217,7 +218,7 @@ class FakeEngine:
 
     async def _status(self, request: web.Request) -> web.Response:
         self._check(request)
-        return web.json_response({"engine": "fake", "blocks": {"total": 100, "held": self.held}, "claims": 0})
+        return web.json_response({"engine": "fake", "blocks": {"total": 100, "held": self.held}, "early": self.early})
 
     async def _handoff(self, request: web.Request) -> web.Response:
         self._check(request)

@@ -15,6 +15,8 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deeplink.router.parts import ADMISSION, RECENT
+
 from .fake_engine import CHUNKS, FakeEngine, answers, make_contract, streams
 from .rig import Rig, check, pair, rig, router, running
 from .test_body import objects, styles
@@ -378,5 +380,19 @@ def test_openai_sdk_without_async_and_what_it_can_ask_for() -> None:
                 assert body["chat_template_kwargs"] == {"thinking": False}
                 assert body["min_p"] == 0.1
             assert [call.path for call in producer.calls] == ["/v1/chat/completions", "/v1/completions"]
+
+    check(test)
+
+
+def test_a_request_that_cannot_even_be_measured_leaves_nothing_behind() -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with rig(engine) as route:
+            deep = b'{"prompt":"x","tools":' + b"[" * 900 + b"]" * 900 + b"}"
+            for raw in (deep, deep.replace(b'"x"', b'"x","stream":true')):
+                got = await route.complete(data=raw)
+                assert got.status in (200, 400), got.data
+            assert not route.app[RECENT].live
+            assert route.app[ADMISSION].load.idle
 
     check(test)

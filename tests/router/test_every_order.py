@@ -141,7 +141,7 @@ def test_every_order_of_events(
     check(test)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.lists(st.lists(st.sampled_from([*OUTCOMES, *WELL]), min_size=1, max_size=3), min_size=4, max_size=4),

@@ -503,7 +503,7 @@ def test_a_restarted_engine_is_picked_up_within_the_request(side: int) -> None:
             last = engines[1].calls[-1].ticket
             assert last.handoff == got.headers["x-deeplink-handoff"]
             assert (last.producer, last.consumer) == tuple(engine.contract.epoch for engine in engines)
-            assert len(engines[0].deleted) == 1
+            await until(lambda: len(engines[0].deleted) == 1)
             assert engines[0].deleted != [last.handoff]
 
     check(test)
@@ -746,6 +746,38 @@ def test_together_both_are_asked_with_one_ticket_before_prefill_is_done() -> Non
             assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff")
             assert not producer.deleted
             assert not consumer.deleted
+
+    check(test)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_with_auto_both_are_asked_where_the_decode_engine_says_that_it_may_be(early: bool) -> None:
+    """One that does not say so would reserve blocks while prefill has not begun."""
+
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.delay, consumer.early = 0.3, early
+        async with rig(producer, consumer, dispatch="auto") as route:
+            task = asyncio.create_task(route.complete(ASK))
+            await until(lambda: producer.calls)
+            if early:
+                await until(lambda: consumer.calls, 0.25)
+                assert consumer.calls[0].body["kv_transfer_params"]["deeplink"]["early"] is True
+            got = await task
+            assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff")
+            assert consumer.calls[0].body["kv_transfer_params"]["deeplink"].get("early", False) is early
+            assert "early" not in producer.calls[0].body["kv_transfer_params"]["deeplink"]
+
+    check(test)
+
+
+def test_sequential_is_sequential_whatever_engines_say() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        consumer.early = True
+        async with rig(producer, consumer, dispatch="sequential") as route:
+            assert (await route.complete(ASK)).status == 200
+            assert "early" not in consumer.calls[0].body["kv_transfer_params"]["deeplink"]
 
     check(test)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +18,15 @@ from hypothesis import strategies as st
 from deeplink import config
 from deeplink.config import RouteEntry
 from deeplink.errors import ConfigError, NoEngine, Overloaded
+from deeplink.router.app import make_app
 from deeplink.router.choice import Engine, Pair, Plain, Shut, Table, choose, table
+from deeplink.router.parts import LISTED
 from deeplink.router.policy import Work
 from deeplink.router.routes import Routes, place
+from deeplink.router.serve import serving
 
-from .fake_engine import FakeEngine, make_contract
-from .rig import check, pair, rig
+from .fake_engine import SECRET, FakeEngine, make_contract, running
+from .rig import check, pair, rig, until
 
 
 def engine(name: str, role: str, down: str = "") -> Engine:
@@ -126,3 +134,52 @@ def test_a_route_names_engines_that_are_listed() -> None:
     }
     with pytest.raises(ConfigError, match=r"routes\[0\] names an engine that is not listed: b"):
         config.parse(data, "test")
+
+
+def test_an_edit_of_the_file_takes_effect_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        a, b = (FakeEngine(name, make_contract("both")) for name in "ab")
+        path = tmp_path / "deeplink.toml"
+
+        def write(*listed: FakeEngine, to: str) -> config.Config:
+            text = "".join(
+                f'[[engines]]\nname = "{e.name}"\nurl = "{e.url}"\ncontrol = "{e.control}"\n' for e in listed
+            )
+            draft = path.with_suffix(".new")
+            draft.write_text(f'[router]\nport = 0\n{text}[[routes]]\nprefill = ["{to}"]\ndecode = ["{to}"]\n')
+            os.replace(draft, path)
+            return config.load(path)
+
+        async with running(a, b):
+            read = write(a, b, to="a")
+            app = make_app(read, SECRET, path=path)
+            async with serving(app, read.router, shutdown=1.0) as port, aiohttp.ClientSession() as client:
+
+                async def served_by(count: int = 4) -> set[str]:
+                    found = set()
+                    for _ in range(count):
+                        async with client.post(
+                            f"http://127.0.0.1:{port}/v1/completions",
+                            json={"model": "m", "prompt": "hello", "max_tokens": 4},
+                        ) as answer:
+                            assert answer.status == 200
+                            found.add(answer.headers["x-deeplink-decode"])
+                    return found
+
+                async def until_served_by(name: str) -> None:
+                    app[LISTED].look_now()
+                    while await served_by() != {name}:  # the rig's deadline ends this
+                        await asyncio.sleep(0.02)
+
+                assert await served_by() == {"a"}
+                write(a, b, to="b")
+                await until_served_by("b")
+                path.write_text(path.read_text().replace('["b"]', '["c"]'))  # names no engine: nothing changes
+                app[LISTED].look_now()
+                await until(lambda: "stay as they are" in caplog.text)
+                assert await served_by() == {"b"}
+                write(a, to="a")  # the engine of the route before it is gone
+                await until_served_by("a")
+
+    with caplog.at_level(logging.ERROR):
+        check(test)

@@ -77,11 +77,18 @@ async def routers(folder: Path, *engines: FakeEngine, count: int = 2, **section:
         await server.kill()
 
 
-async def register(route: Rig, engine: FakeEngine, seconds: float = 30.0) -> None:
+async def register(route: Rig, engine: FakeEngine, seconds: float = 30.0, sequence: int = 0, status: int = 200) -> None:
     url = f"{route.url}/deeplink/v1/registrations/{engine.name}"
     body = {"url": engine.url, "control": engine.control, "epoch": engine.contract.epoch, "seconds": seconds}
-    async with route.client.put(url, json=body, headers=ENGINES) as response:
-        assert response.status == 200, await response.read()
+    async with route.client.put(url, json=body | {"sequence": sequence}, headers=ENGINES) as response:
+        assert response.status == status, await response.read()
+
+
+async def leave(route: Rig, engine: FakeEngine, sequence: int | None = None) -> None:
+    more = "" if sequence is None else f"?epoch={engine.contract.epoch}&sequence={sequence}"
+    url = f"{route.url}/deeplink/v1/registrations/{engine.name}{more}"
+    async with route.client.delete(url, headers=ENGINES) as response:
+        assert response.status == 204
 
 
 async def operate(route: Rig, method: str, path: str, body: Any = None) -> int:
@@ -103,12 +110,54 @@ def test_an_engine_that_registers_at_one_serves_at_all(tmp_path: Path) -> None:
             await until(lambda: names(other) == {"e"})
             assert (await other.complete({"prompt": "x"})).status == 200
             await register(other, engine)  # heartbeats may go to any of them
-            await asyncio.sleep(
-                3 * shared.TICK
-            )  # a heartbeat that is told after the leave brings the engine back for a while
-            async with one.client.delete(f"{one.url}/deeplink/v1/registrations/e", headers=ENGINES) as response:
-                assert response.status == 204
+            await leave(one, engine)
             await until(lambda: not names(one) and not names(other))
+
+    check(test)
+
+
+@pytest.mark.parametrize("told", [3, None])
+def test_a_heartbeat_that_is_told_after_the_farewell_brings_nobody_back(tmp_path: Path, told: int | None) -> None:
+    """They go to different routers, and the one that heard the heartbeat may be the last to tell."""
+
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), routers(tmp_path) as (_, one, other):
+            await register(one, engine, sequence=1)
+            await until(lambda: names(other) == {"e"})
+            for sequence in (2, 3):
+                await register(one, engine, sequence=sequence)
+                await register(other, engine, sequence=sequence)
+            await leave(one, engine, told)
+            await register(other, engine, sequence=3, status=200)  # it was on its way; the farewell is not known there
+            await until(lambda: not names(one) and not names(other))
+            for _ in range(10):
+                await asyncio.sleep(shared.TICK)
+                assert not names(one) | names(other)
+            for route in (one, other):
+                await register(route, engine, sequence=3, status=400)
+
+    check(test)
+
+
+def test_who_comes_back_is_there_again_everywhere(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), routers(tmp_path) as (_, one, other):
+            await register(one, engine, sequence=1)
+            await until(lambda: names(other) == {"e"})
+            await leave(one, engine, 1)
+            await until(lambda: not names(one) and not names(other))
+            await register(other, engine, sequence=2)
+            await until(lambda: names(one) == names(other) == {"e"})
+            await leave(other, engine, 2)
+            await until(lambda: not names(one) and not names(other))
+            engine.restart()
+            await register(one, engine, sequence=1)
+            await until(lambda: names(one) == names(other) == {"e"})
+            for _ in range(10):
+                await asyncio.sleep(shared.TICK)
+                assert names(one) == names(other) == {"e"}
 
     check(test)
 

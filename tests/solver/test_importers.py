@@ -9,7 +9,7 @@ import pytest
 from described import FLEET, write
 
 from deeplink.errors import FleetError, RateError
-from deeplink.solver import fleetfile, importers
+from deeplink.solver import fleetfile, importers, table
 
 RESULT = {
     "date": "20261129-120000",
@@ -83,3 +83,33 @@ def test_in_a_fleet(tmp_path: Path) -> None:
     with pytest.raises(FleetError) as caught:
         fleetfile.load(write(tmp_path, FLEET + section.replace("H20", "H21")))
     assert caught.value.field == "rates[0].chip"
+
+
+def test_a_parquet_file_is_read_as_a_csv_is(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [
+        importers.Measurement(
+            chip="c",
+            model="m",
+            tp=2,
+            phase="decode",
+            requests=n,
+            tokens=1,
+            context=2000.5,
+            seconds=0.02 * n,
+            source="a, b",
+        )
+        for n in (1, 2)
+    ]
+    (tmp_path / "rates.csv").write_text(table.write(rows))
+    columns = {name: [getattr(row, name) for row in rows] for name in table.COLUMNS}
+    parquet.write_table(arrow.table(columns), tmp_path / "rates.parquet")
+    assert table.read(tmp_path / "rates.parquet") == table.read(tmp_path / "rates.csv")
+    columns["seconds"] = [0.02, -1.0]
+    parquet.write_table(arrow.table(columns), tmp_path / "wrong.parquet")
+    with pytest.raises(RateError, match="line 3") as caught:
+        table.read(tmp_path / "wrong.parquet")
+    assert caught.value.field == "seconds"
+    (tmp_path / "none.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(RateError, match="cannot read"):
+        table.read(tmp_path / "none.parquet")

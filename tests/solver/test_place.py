@@ -210,7 +210,8 @@ def test_the_published_schema() -> None:
 
 
 @pytest.mark.parametrize("objective", ["throughput", "capacity", "energy", "latency"])
-def test_other_objectives(tmp_path: Path, objective: str) -> None:
+def test_other_objectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str) -> None:
+    monkeypatch.setattr(fleetfile, "_MADE", 4000)
     text = FLEET.replace('objective = "cost"', f'objective = "{objective}"') + "[solve]\nverify = true\n"
     found = solved(tmp_path, text)
     assert found.status in ("optimal", "feasible", "model_too_uncertain")

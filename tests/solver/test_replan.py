@@ -13,6 +13,7 @@ from described import FLEET, write
 from deeplink.cli import main
 from deeplink.errors import SolverError
 from deeplink.solver import fleetfile
+from deeplink.solver.candidates import formulate
 from deeplink.solver.fleet import Fleet
 from deeplink.solver.place import place
 from deeplink.solver.placement import Placement
@@ -37,8 +38,33 @@ def test_more_than_planned(solved: tuple[Fleet, Placement]) -> None:
     found = replan(fleet, placement, Observed({BUCKET: 14.0}))
     assert found.step == "engines"
     assert found.moved >= 1
+    assert sum(route.rate for route in found.routes) == pytest.approx(14.0, rel=1e-4)
     assert "requests/s" in found.why[0]
     assert sum(found.engines.values()) > sum(engine.count for engine in placement.engines)
+
+
+def test_longer_prompts_take_more_of_each_step(tmp_path: Path) -> None:
+    """One engine that does both: first mostly answers, then mostly prompts, for which its steps need other limits."""
+    text = FLEET[: FLEET.index('[[pools]]\nname = "h20"')].replace("ttft = 3.0", "ttft = 12.0").replace("= 6", "= 4")
+    text = text.replace("tp = [2]", 'tp = [2]\nroles = ["both"]').replace("count = 8", "count = 2")
+    few_long = (
+        "prompt = 8000\noutput = 20\nshare = 0.05\n[[workload.lengths]]\nprompt = 100\noutput = 500\nshare = 0.95"
+    )
+    fleet = fleetfile.load(write(tmp_path, text.replace("prompt = 2000\noutput = 300", few_long)))
+    placement = place(fleet)
+    (engine,) = placement.engines
+    # Requests may wait longer than planned: the same engine, of which the router need not even know.
+    found = replan(fleet, placement, Observed({"8000/20": 0.5, "100/500": 1.0}))
+    assert (found.step, found.moved) == ("weights", 0)
+    assert dict(found.engines) == {engine.name: 1}
+    assert {(route.prefill, route.decode, route.weight) for route in found.routes} == {(engine.name, engine.name, 1.0)}
+    found = replan(fleet, placement, Observed({"8000/20": 0.8, "100/500": 1.0}))
+    assert (found.step, found.moved) == ("batch", 1)
+    (name,) = found.engines
+    setup = formulate(fleet, keep=frozenset({name})).setups[name]
+    assert setup.batch < engine.max_num_seqs
+    assert setup.chunk > engine.max_num_batched_tokens
+    assert sum(found.engines.values()) == engine.count
 
 
 def test_more_than_there_is(solved: tuple[Fleet, Placement]) -> None:
@@ -48,6 +74,8 @@ def test_more_than_there_is(solved: tuple[Fleet, Placement]) -> None:
 def test_slower_than_predicted(solved: tuple[Fleet, Placement]) -> None:
     found = replan(*solved, Observed({BUCKET: 6.0}, tpot_p99=1.0))
     assert found.step == "weights"
+    assert sum(route.weight for route in found.routes) == pytest.approx(1, abs=1e-5)
+    assert {name for route in found.routes for name in (route.prefill, route.decode)} == set(found.engines)
     assert "further token" in found.why[0]
 
 

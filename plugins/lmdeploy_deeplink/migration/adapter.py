@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector import rope, weights
+from deeplink.kvconnector import device, proof, rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.control import Blocks
@@ -16,8 +16,6 @@ from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
 from deeplink.kvconnector.negotiate import FULL
-from deeplink.kvconnector.plan import Chunk
-from deeplink.kvconnector.proof import BLOCKS, WRITTEN, codings
 from deeplink.registry import Registry
 
 if TYPE_CHECKING:
@@ -90,37 +88,17 @@ def read_group(engine: Any, known: Registry[str]) -> Group:
 
 
 def _prove(cache: Cache, keys: list[Tensor], values: list[Tensor]) -> None:
-    """Write what says where it came from through the tensors that the engine's layers write to, and compare every byte.
-
-    Leaves the blocks zeroed.
-    """
+    """Through the tensors that the engine's layers write to; leaves the blocks zeroed."""
     import torch
 
-    bound = cache.bound
-    if bound.blocks < BLOCKS:
-        raise LayoutError(f"a cache of {bound.blocks} blocks; it cannot be proven with fewer than {BLOCKS}")
-    table = list(WRITTEN)
-    tokens = len(table) * bound.block_size
-    for layer, array in enumerate(cache.layers):
-        for wire_SHTD in codings(bound.heads, tokens, bound.head_dim, array.dtype):
-            expected = np.zeros(BLOCKS * bound.block_elements, array.dtype)
-            Cache((expected,), replace(bound, blocks=BLOCKS)).scatter(wire_SHTD[None], 0, table, Chunk(0, tokens))
-            live = array[: BLOCKS * bound.block_elements]
-            live[:] = 0
-            for side, tensors in enumerate((keys, values)):
-                ordered = np.ascontiguousarray(wire_SHTD[side].transpose(1, 0, 2)).view(np.int16)
-                states = torch.from_numpy(ordered).view(tensors[layer].dtype)
-                with torch.inference_mode():  # in which they were made
-                    for place, block in enumerate(table):
-                        tensors[layer][block] = states[place * bound.block_size :][: bound.block_size]
-            wrong = np.flatnonzero(live != expected)
-            live[:] = 0
-            if wrong.size:
-                raise LayoutError(
-                    f"layer {layer} does not have the layout {PACKED}: {wrong.size} of {expected.size} elements differ",
-                    field="layout",
-                    remedy="this LMDeploy packs its cache differently; deeplink will not guess",
-                )
+    size = cache.bound.block_size
+
+    def write(layer: int, key_THD: npt.NDArray[Any], value_THD: npt.NDArray[Any], slots: npt.NDArray[np.int64]) -> None:
+        with torch.inference_mode():  # in which they were made
+            for tensor, states in ((keys[layer], key_THD), (values[layer], value_THD)):
+                tensor[slots // size, slots % size] = device.of_elements(states, tensor.dtype)
+
+    proof.prove(cache, write, [f"layer {layer}" for layer in range(cache.depth)])
 
 
 def read_model(engine: Any, folder: str) -> Model:

@@ -60,4 +60,5 @@ VERSION = Version(
     reports=Reports,
     packing=packing,
     several_groups=True,
+    speculation=("ngram",),
 )

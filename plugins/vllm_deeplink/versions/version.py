@@ -17,7 +17,8 @@ class Version:
     `reports` is a base class of the connector: how a worker's results reach that vLLM's scheduler. `packing` is the
     name by which an attention layer's implementation says how it packs the CPU cache (empty: it does not say).
     `several_groups`: a failed load is told by its request, without which a model's several cache groups cannot be
-    handed over, for their block numbers overlap.
+    handed over, for their block numbers overlap. `speculation` are the ways to speculate that keep nothing in the KV
+    cache, so that what is handed over is the same with them and without, and with which that was tested.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Version:
     reports: type
     packing: Callable[[Any], str]
     several_groups: bool
+    speculation: tuple[str, ...] = ()
 
     def check_groups(self, count: int) -> None:
         """Refuse several cache groups where a failed load could not be told from a good one."""

@@ -186,7 +186,8 @@ def test_what_was_changed_on_its_way_is_never_acknowledged(transport: TcpTranspo
     region = transport.register(memoryview(target))
     relay = Relay(transport.address, GREETING + place, bit)
     link = transport.connect(relay.address, soon())
-    halves = [Push(memoryview(source)[start : start + 500_000], region.key, start) for start in (0, 500_000)]
+    # Two parts: what goes to adjacent places, in order, would be one.
+    halves = [Push(memoryview(source)[start : start + 500_000], region.key, start) for start in (500_000, 0)]
     began = time.monotonic()
     with pytest.raises((Corrupted, Refused)) as caught:
         link.push(halves, soon(5))
@@ -303,6 +304,18 @@ def test_batches_are_the_same_bytes_in_the_same_places(sizes: list[int], size: i
         parts = batch.pack(one)[batch.HEAD.size :]
         assert (count, checksum) == (len(one), batch.head_sum(count, parts))
         assert batch.unpack(parts) == [(push.key, push.offset, push.source.nbytes) for push in one]
+
+
+def test_what_goes_to_adjacent_places_is_one_part() -> None:
+    data = memoryview(bytes(100))
+    lengths = [(b"a" * 16, 0, 10), (b"a" * 16, 10, 20), (b"b" * 16, 30, 5), (b"b" * 16, 0, 30), (b"b" * 16, 30, 7)]
+    packed = batch.pack([Push(data[:length], key, offset) for key, offset, length in lengths])
+    assert batch.HEAD.unpack(packed[: batch.HEAD.size])[0] == 3
+    assert batch.unpack(packed[batch.HEAD.size :]) == [
+        (b"a" * 16, 0, 30),
+        (b"b" * 16, 30, 5),
+        (b"b" * 16, 0, 37),
+    ]
 
 
 @pytest.mark.parametrize("streams", [2, 5])

@@ -35,6 +35,6 @@ def __getattr__(name: str) -> Callable[..., None]:
         raise AttributeError(name)
 
     def missing(*arguments: object, **options: object) -> None:
-        raise NotImplementedError(f"sgl_kernel.{name} is not there on CPU")
+        raise RuntimeError(f"SGLang called sgl_kernel.{name}, which needs a GPU: choose settings that do without it")
 
     return missing

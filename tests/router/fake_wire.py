@@ -1,0 +1,85 @@
+"""A connection without a network: what is written to it is kept, and bytes are given to its protocol by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from deeplink.errors import DeeplinkError
+from deeplink.router.client import Client
+from deeplink.router.head import Request
+
+
+class Wire(asyncio.Transport):
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.written = bytearray()
+        self.paused = self.ended = self.closed = False
+        protocol.connection_made(self)
+
+    def write(self, data: Any) -> None:
+        assert not self.ended
+        if not self.closed:
+            self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def pause_reading(self) -> None:
+        assert not self.paused, "a transport may not be paused twice"
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.protocol.connection_lost(None)
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+class Echo:
+    """Answers each request with its body; later, if it is told so. A body may have `most` bytes."""
+
+    def __init__(self, later: Callable[[Callable[[], None]], Any] | None = None, most: int = 1 << 20) -> None:
+        self.later = later
+        self.most = most
+        self.requests: list[Request] = []
+        self.refusals: list[DeeplinkError] = []
+        self.cancelled = 0
+
+    def limit(self, request: Request) -> int:
+        return self.most
+
+    def start(self, request: Request, client: Client) -> None:
+        self.requests.append(request)
+
+        def answer() -> None:
+            client.answer(200, b"", request.body)
+            client.done()
+
+        if self.later is None:
+            answer()
+        else:
+            client.runs(self)
+            self.later(answer)
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, bytes, bytes]:
+        self.refusals.append(error)
+        return error.status, b"", b""

@@ -1,0 +1,62 @@
+"""What is refused at start-up, by the name of vLLM's setting."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deeplink.errors import ConfigError
+from vllm_deeplink import supported
+from vllm_deeplink.versions import v0_32
+
+
+def settings(**changes: Any) -> tuple[Any, Any]:
+    parallel = {
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
+        "data_parallel_index": 0,
+        "decode_context_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+    }
+    method, kind, dynamic = (changes.pop(name, None) for name in ("method", "kind", "calculate_kv_scales"))
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(**{**parallel, **changes}),
+        cache_config=SimpleNamespace(calculate_kv_scales=bool(dynamic)),
+        speculative_config=SimpleNamespace(method=method) if method else None,
+    )
+    kinds = [kind] if kind else ["FullAttentionSpec", "SlidingWindowSpec"]
+    groups = [SimpleNamespace(kv_cache_spec=type(name, (), {})()) for name in kinds]
+    return config, SimpleNamespace(kv_cache_groups=groups)
+
+
+def test_what_is_tested_passes() -> None:
+    supported.check(*settings(), ())
+    supported.check(*settings(method="ngram"), v0_32.VERSION.speculation)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "ours"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline-parallel-size", "2"),
+        ({"data_parallel_size": 4}, "data-parallel-size", "4"),
+        ({"data_parallel_index": 1}, "data-parallel-size", "2"),  # a replica of a model without experts
+        ({"decode_context_parallel_size": 2}, "decode-context-parallel-size", "2"),
+        ({"prefill_context_parallel_size": 2}, "prefill-context-parallel-size", "2"),
+        ({"kind": "MambaSpec"}, "kind of KV cache", "MambaSpec"),
+        ({"kind": "MLAAttentionSpec"}, "kind of KV cache", "MLAAttentionSpec"),
+        ({"kind": "ChunkedLocalAttentionSpec"}, "kind of KV cache", "ChunkedLocalAttentionSpec"),
+        ({"calculate_kv_scales": True}, "calculate-kv-scales", "True"),
+        ({"method": "ngram"}, "speculative-config.method", "ngram"),  # of versions that it was not tested with
+        ({"method": "eagle"}, "speculative-config.method", "eagle"),
+        ({"method": "mtp"}, "speculative-config.method", "mtp"),
+        ({"method": "draft_model"}, "speculative-config.method", "draft_model"),
+    ],
+)
+def test_what_is_not_is_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        supported.check(*settings(**changes), ())
+    reason = caught.value.reason()
+    assert (reason.field, reason.ours) == (field, ours)
+    assert reason.theirs
