@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from functools import cache
@@ -11,13 +10,12 @@ from typing import Any
 
 from fleet import SERVED, Fleet, Running, http
 
-from deeplink.local import engines, environment, step
+from deeplink.local import engines, environment, lmdeploy, step
 from deeplink.local.engines import Engine
 from deeplink.local.environment import Environment
 from deeplink.local.process import Process
 
 MAKE_MODELS = Path(__file__).parents[1] / "lmdeploy_deeplink" / "make_models.py"
-ROLES = {"prefill": "Prefill", "decode": "Decode"}
 
 
 class Lmdeploy(Running):
@@ -58,38 +56,19 @@ def prepare(fleet: Fleet, name: str, role: str, *, block: int, **settings: Any) 
     """An engine, not started; without a `role` it serves alone, as LMDeploy does without disaggregation."""
     (port,) = engines.free_ports(1)
     values: dict[str, Any] = {
-        "model": _model(fleet),
+        "model": fleet.model,
         "config": fleet.config,
         "served_name": SERVED,
         "dtype": "bfloat16",
         **settings,
     }
-    engine = Engine(name=name, role=role, port=port, block_size=block, **values)
+    engine = Engine(name=name, role=role, port=port, block_size=block, max_num_seqs=8, **values)
     return Lmdeploy(engine, _process(fleet, engine), installed())
 
 
 def again(fleet: Fleet, running: Running) -> Process:
     """A new incarnation on the same ports, not started."""
     return _process(fleet, running.engine)
-
-
-def _model(fleet: Fleet) -> Path:
-    """The fleet's; its position encoding and kind of tokenizer are called what LMDeploy's transformers calls them."""
-    target = fleet.folder / "model-for-lmdeploy"
-    if target.exists():
-        return target
-    target.mkdir()
-    for file in fleet.model.iterdir():
-        (target / file.name).symlink_to(file)
-    tokenizer, config = (
-        json.loads((fleet.model / name).read_text()) for name in ("tokenizer_config.json", "config.json")
-    )
-    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
-    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
-    for name, changed in (("tokenizer_config.json", tokenizer), ("config.json", config)):
-        (target / name).unlink()
-        (target / name).write_text(json.dumps(changed))
-    return target
 
 
 def small_model(fleet: Fleet) -> Path:
@@ -101,30 +80,7 @@ def small_model(fleet: Fleet) -> Path:
 
 
 def _process(fleet: Fleet, engine: Engine) -> Process:
-    words: list[str | Path] = ["-m", "deeplink.cli", "serve", "lmdeploy", engine.model, "--model-name", SERVED]
-    words += ["--dtype", engine.dtype, "--server-name", "127.0.0.1", "--server-port", str(engine.port)]
-    words += ["--session-len", "1024", "--max-prefill-token-num", "1024", "--max-batch-size", "8", "--eager-mode"]
-    words += ["--cache-block-seq-len", str(engine.block_size), "--num-gpu-blocks", str(8192 // engine.block_size)]
-    words += ["--logprobs-mode", "raw_logprobs", "--disable-metrics"]
-    if engine.role:
-        words += ["--role", ROLES[engine.role], "--migration-backend", "deeplink"]
-    return Process(
-        engine.name,
-        [installed().python, *words, *engine.flags],
-        env=step.clean_environ()
-        | {
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(fleet.overlay),
-            "PYTHONSAFEPATH": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "DEEPLINK_CONFIG": str(engine.config),
-            **engine.env,
-        },
-        log=fleet.folder / f"{engine.name}.log",
-        url=engine.url,
-        cwd=fleet.folder,
-    )
+    return lmdeploy.process(engine, installed(), fleet.overlay, fleet.folder)
 
 
 def _say(text: str) -> None:
