@@ -38,8 +38,8 @@ _SEEDS = itertools.count(1)
 
 @dataclass(frozen=True)
 class Engines:
-    """A prefill engine with blocks of 16 tokens, a decode engine with 64, and two like it that serve alone, one of which
-    computes a prompt in chunks."""
+    """A prefill engine with blocks of 16 tokens, a decode engine with 64, and two like it that serve alone, of which the
+    second computes a prompt in chunks."""
 
     fleet: Fleet
     prefill: Lmdeploy
@@ -119,14 +119,29 @@ def test_from_sglang_to_lmdeploy(lmdeploy: Engines, sglang: tuple[Running, Runni
 
 
 def test_from_lmdeploy_to_sglang(lmdeploy: Engines, sglang: tuple[Running, Running], matrix: Matrix) -> None:
-    """SGLang's answer, in the eyes of an LMDeploy engine; beside it that of LMDeploy to itself."""
-    decode = sglang[1]
-    answers = _hand_over(lmdeploy.prefill, decode)
-    theirs = max(_regret(lmdeploy.alone, words, token_ids(answer)) for words, answer in answers)
-    _, own = _spread(lmdeploy, [words for words, _ in answers])
-    print(f"log-probabilities: from the likeliest {theirs:.3f}, own {own:.3f}")
-    assert theirs <= 4 * own, (theirs, own)
+    fleet, decode = lmdeploy.fleet, sglang[1]
+    whole, chunks = (
+        sglang_engine.prepare(fleet, f"sglang-lm-{size}", "", page=128, dtype="bfloat16", flags=_in_chunks(size))
+        for size in (1024, CHUNK)
+    )
+    answers = _hand_over(lmdeploy.prefill, decode, return_logprob=True)
+    fleet.start(whole, chunks)
+    try:
+        apart, own = 0.0, 0.0
+        for words, answer in answers:
+            told, ids = answer["choices"][0]["logprobs"]["token_logprobs"], token_ids(answer)
+            there = _sglang(whole, words + ids, len(words))
+            apart = max(apart, _apart(told, there))
+            own = max(own, _apart(_sglang(chunks, words + ids, len(words)), there))
+    finally:
+        for one in (whole, chunks):
+            one.process.stop()
+    _near(apart, own)
     matrix.record(lmdeploy.prefill.contract, decode.contract, "exact")
+
+
+def _in_chunks(size: int) -> tuple[str, ...]:
+    return ("--chunked-prefill-size", str(size), "--disable-radix-cache")
 
 
 def test_a_ticket_is_needed_and_has_to_be_this_engines(lmdeploy: Engines) -> None:
@@ -222,7 +237,7 @@ def _two_hundred(fleet: Fleet, prefill: Lmdeploy, decode: Lmdeploy) -> None:
 
 def _decoded_by_lmdeploy(lmdeploy: Engines, prefill: Running, matrix: Matrix) -> None:
     """vLLM does not tell the log-probability of the first token, without which those of the others are refused; there
-    each token is at most as far below the likeliest as two can be that are each so far from what they are said to be."""
+    each token is at most as far below the likeliest as two can be that are each so far from what is said of them."""
     told = prefill.engine.name.startswith(("lmdeploy", "sglang"))
     answers = _hand_over(prefill, lmdeploy.decode, **({"return_logprob": True} if told else {}))
     apart, own = 0.0, 0.0
@@ -232,7 +247,9 @@ def _decoded_by_lmdeploy(lmdeploy: Engines, prefill: Running, matrix: Matrix) ->
         chunks, _ = lmdeploy.chunks.scores(words + ids, len(words))
         own = max(own, _apart(chunks, whole))
         if told:
-            apart = max(apart, _apart([float(value) for value, _ in answer["choices"][0]["output_token_logprobs"]], whole))
+            apart = max(
+                apart, _apart([float(value) for value, _ in answer["choices"][0]["output_token_logprobs"]], whole)
+            )
         else:
             apart = max(apart, _apart(best, whole) / 2)
     _near(apart, own)
@@ -301,6 +318,16 @@ def _vllm(engine: Running, words: list[int], salt: str, token: int | None = None
     assert answer.status == 200, answer.data
     value: float = answer.json["choices"][0]["logprobs"]["token_logprobs"][0]
     return value
+
+
+def _sglang(engine: Running, ids: list[int], start: int) -> list[float]:
+    """The log-probability of each token from `start` on, after those before it."""
+    asked = {"input_ids": ids, "return_logprob": True, "logprob_start_len": start - 1}
+    answer = http(engine.url + "/generate", {**asked, "sampling_params": {"max_new_tokens": 1, "temperature": 0}})
+    assert answer.status == 200, answer.data
+    told = answer.json["meta_info"]["input_token_logprobs"][start - len(ids) :]
+    assert [token for _, token, *_ in told] == ids[start:]
+    return [float(value) for value, *_ in told]
 
 
 def _text(words: int, seed: int) -> dict[str, Any]:
