@@ -123,7 +123,7 @@ def _once(running: Running, as_json: bool, console: Console) -> None:
     tables.print(report.requests_table(judged))
     if as_json:
         print(report.to_json(found), flush=True)
-    if failed := report.failed_checks(agreement, judged, held):
+    if failed := report.failed_checks(agreement, judged, held, found.decode.dtype):
         raise LocalError("the demo's checks failed:\n" + "\n".join(f"  {check}" for check in failed))
 
 

@@ -15,6 +15,8 @@ from deeplink.local.engines import Engine
 from deeplink.local.environment import Environment
 from deeplink.local.process import Process
 
+END = 2
+"""The token that a request for exactly so many tokens is never answered with, however likely it is."""
 MAKE_MODELS = Path(__file__).parents[1] / "lmdeploy_deeplink" / "make_models.py"
 
 
@@ -36,13 +38,13 @@ class Lmdeploy(Running):
 
     def scores(self, ids: list[int], start: int) -> tuple[list[float], list[float]]:
         """The log-probability of each token of `ids` from `start` on, after those before it; and that of the likeliest
-        token in each place. The engine has no role."""
+        token in each place that an answer does not end with. The engine has no role."""
         asked = {"input_ids": ids, "max_tokens": 0, "return_logprob": True, "logprob_start_len": start - 1}
-        answer = http(self.url + "/generate", {**asked, "top_logprobs_num": 1}, seconds=120)
+        answer = http(self.url + "/generate", {**asked, "top_logprobs_num": 2}, seconds=120)
         assert answer.status == 200, answer.data
         told = answer.json["meta_info"]
         own = [float(value) for value, _ in told["input_token_logprobs"]]
-        best = [max(float(value) for value, _ in top) for top in told["input_top_logprobs"]]
+        best = [max(float(value) for value, token in top if token != END) for top in told["input_top_logprobs"]]
         assert len(own) == len(best) == len(ids) - start, told
         return own, best
 

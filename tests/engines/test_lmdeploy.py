@@ -38,8 +38,8 @@ _SEEDS = itertools.count(1)
 
 @dataclass(frozen=True)
 class Engines:
-    """A prefill engine with blocks of 16 tokens, a decode engine with 64, and two like it that serve alone, of which the
-    second computes a prompt in chunks."""
+    """A prefill engine with blocks of 16 tokens, a decode engine with 64, and two like it that serve alone, the
+    second of which computes a prompt in chunks."""
 
     fleet: Fleet
     prefill: Lmdeploy
