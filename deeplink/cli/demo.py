@@ -14,7 +14,7 @@ from rich.console import Console
 from deeplink.errors import DeeplinkError, LocalError
 from deeplink.local import demo, measure, report
 from deeplink.local.demo import Options, Running
-from deeplink.local.kinds import KINDS
+from deeplink.local.kinds import KINDS, common_dtype
 from deeplink.local.prompts import PROMPTS, WELCOME
 
 DEFAULT_PORT = 8000
@@ -29,7 +29,9 @@ _KIND = click.Choice(list(KINDS))
 )
 @click.option("--prefill", type=_KIND, default="vllm", show_default=True, help="The kind of the prefill engine.")
 @click.option("--decode", type=_KIND, default="vllm", show_default=True, help="The kind of the decode engine.")
-@click.option("--dtype", default="float32", show_default=True, help="Of both engines' weights and KV cache.")
+@click.option(
+    "--dtype", help="Of both engines' weights and KV cache.  [default: float32; float16 where an engine has no other]"
+)
 @click.option("--prefill-block", default=64, show_default=True, help="Tokens per KV block of the prefill engine.")
 @click.option("--decode-block", default=128, show_default=True, help="Tokens per KV block of the decode engine.")
 @click.option("--prefill-version", help="Of the prefill engine.  [default: the newest that deeplink is tested with]")
@@ -45,7 +47,7 @@ def command(
     port: int | None,
     prefill: str,
     decode: str,
-    dtype: str,
+    dtype: str | None,
     prefill_block: int,
     decode_block: int,
     prefill_version: str | None,
@@ -64,7 +66,7 @@ def command(
         options = Options(
             # Any port will do for a run that no one else talks to.
             port=port or (0 if once else DEFAULT_PORT),
-            dtype=dtype,
+            dtype=_dtype(prefill, decode, dtype),
             prefill_block=prefill_block,
             decode_block=decode_block,
             prefill=prefill,
@@ -93,6 +95,14 @@ def _version(kind: str, version: str | None) -> str:
     return version or known[0]
 
 
+def _dtype(prefill: str, decode: str, dtype: str | None) -> str:
+    for kind in (prefill, decode):
+        known = KINDS[kind].dtypes
+        if dtype is not None and dtype not in known:
+            raise click.UsageError(f"{kind} computes in {' and '.join(known)}, not in {dtype}")
+    return dtype or common_dtype(KINDS[prefill], KINDS[decode])
+
+
 def _once(running: Running, as_json: bool, console: Console) -> None:
     stack = running.stack
     prefill, decode, agreement = measure.agreement(stack)
@@ -113,7 +123,7 @@ def _once(running: Running, as_json: bool, console: Console) -> None:
     tables.print(report.requests_table(judged))
     if as_json:
         print(report.to_json(found), flush=True)
-    if failed := report.failed_checks(agreement, judged, held):
+    if failed := report.failed_checks(agreement, judged, held, found.decode.dtype):
         raise LocalError("the demo's checks failed:\n" + "\n".join(f"  {check}" for check in failed))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from rich.table import Table
@@ -10,6 +10,8 @@ from rich.table import Table
 from deeplink.kvconnector.contract import Contract
 
 HANDOFF = "handoff"
+WIDE = ("float32",)
+"""Element types in which two engines choose the same tokens, however each computes them."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
@@ -74,11 +76,18 @@ def engine_facts(contract: Contract) -> EngineFacts:
     )
 
 
-def failed_checks(agreement: str, requests: Iterable[Judged], leaks: Leaks) -> list[str]:
-    """The checks that did not hold, each with what was found instead."""
+def failed_checks(agreement: str, requests: Sequence[Judged], leaks: Leaks, dtype: str) -> list[str]:
+    """The checks that did not hold, each with what was found instead.
+
+    In an element type of 16 bits a nearly tied choice between two tokens falls either way when two engines compute in
+    another order, and all that follows is another answer; so there most answers have to be equal, not each.
+    """
     failed = [] if agreement == "exact" else [f"agreement: {agreement}, not exact"]
     for request in requests:
         failed += [f"{request.name}: {text}" for text in _failed(request)]
+    unlike = [request.name for request in requests if not request.facts.tokens_equal]
+    if dtype in WIDE or 2 * len(unlike) > len(requests):
+        failed += [f"{name}: tokens_equal: the decode engine alone answers with other tokens" for name in unlike]
     for name in leaks.__struct_fields__:
         if held := getattr(leaks, name):
             failed.append(f"leaks.{name}: {held} still held after the last answer")
@@ -93,8 +102,6 @@ def _failed(request: Judged) -> Iterable[str]:
         yield (f"state: prefill {request.producer_state}, decode {request.consumer_state}")
     if not facts.digest or facts.digest != request.producer_digest:
         yield f"digest: prefill {request.producer_digest or 'none'}, decode {facts.digest or 'none'}"
-    if not facts.tokens_equal:
-        yield "tokens_equal: the decode engine alone answers with other tokens"
 
 
 def to_json(report: Report) -> str:

@@ -22,8 +22,8 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
             item.config.stash[LEFT_OUT].add(item.nodeid)
 
 
-OTHERS = ("test_sglang.py", "test_sglang_hicache.py")
-"""The files of this folder that start engines of another kind; the tests of LMDeploy's are elsewhere."""
+OTHERS = ("test_sglang.py", "test_sglang_hicache.py", "test_lmdeploy.py")
+"""The files of this folder that are about engines of another kind."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -10,13 +11,16 @@ import sys
 import pytest
 from fleet import Fleet
 
+from deeplink.local.kinds import KINDS
+
+PAIRS = tuple(itertools.product(KINDS, KINDS))
+
 
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [
         ("vllm", "vllm"),
-        pytest.param("vllm", "sglang", marks=pytest.mark.long),
-        pytest.param("sglang", "vllm", marks=pytest.mark.long),
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in PAIRS if pair != ("vllm", "vllm")),
     ],
 )
 def test_demo_once(fleet: Fleet, prefill: str, decode: str) -> None:
@@ -36,9 +40,13 @@ def test_demo_once(fleet: Fleet, prefill: str, decode: str) -> None:
     assert (report["prefill"]["engine"], report["decode"]["engine"]) == (prefill, decode)
     assert (report["prefill"]["block_size"], report["decode"]["block_size"]) == (64, 128)
     assert len(report["requests"]) >= 4
+    equal = [request["tokens_equal"] for request in report["requests"]]
+    if "lmdeploy" in (prefill, decode):  # in 16 bits
+        assert sum(equal) > len(equal) / 2
+    else:
+        assert all(equal)
     for request in report["requests"]:
         assert request["path"] == "handoff"
-        assert request["tokens_equal"] is True
         assert request["kv_bytes"] > 0
         assert request["digest"]
         assert 5 <= request["prompt_tokens"] <= 500

@@ -1,7 +1,8 @@
 """A program for LMDeploy's Python: its own scheduler, loop and sessions, with nothing that computes. Prints
 {"handed": whether every byte came, "token": the first that the decode engine tells, "early": whether anything landed
  before the forwards that had been sent were over, "late": whether all did then, "left": whether anything landed for
- whom had left, "held": free blocks at first and last of each side}.
+ whom had left, "tickets": [answer to a request with a ticket, and how it goes on, for more tokens and for one],
+ "forged": whether one with a ticket that nobody minted has failed, "held": free blocks at first and last of each side}.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ from lmdeploy.pytorch.paging.scheduler import Scheduler  # noqa: E402
 from lmdeploy.pytorch.strategies.ar.sequence import ARSequenceStrategy  # noqa: E402
 from world import Shape, read  # noqa: E402
 
+from deeplink import secret  # noqa: E402
+from deeplink.kvconnector import ticket as tickets  # noqa: E402
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank  # noqa: E402
-from lmdeploy_deeplink.migration import adapter  # noqa: E402
+from deeplink.kvconnector.negotiate import Agreement, negotiate  # noqa: E402
+from lmdeploy_deeplink.migration import adapter, passage  # noqa: E402
 
 LAYOUT = "block (k: token head dim | v: token head dim)"
 BLOCKS, TOKEN = 24, 7
@@ -187,6 +191,24 @@ def connect(prefill: Side, decode: Side) -> None:
     decode.engine.p2p_connect(SimpleNamespace(remote_engine_id=PEER, remote_kvtransfer_endpoint_info=told))
 
 
+def ticket(prefill: Side, decode: Side) -> str:
+    """As deeplink's router makes it."""
+    ours, theirs = (side.engine.engine_conn.exchange._endpoint.contract for side in (prefill, decode))
+    agreement = negotiate(ours, theirs)
+    assert isinstance(agreement, Agreement), agreement
+    return tickets.mint(tickets.issue(tickets.new_handoff(), ours, theirs, agreement, 30_000), secret.load())
+
+
+def carried(side: str, text: str) -> Any:
+    """What LMDeploy's server hands its engine for a request with a ticket."""
+    fields = json.loads(passage.rewrite(json.dumps(request_params(side, text)).encode()) or b"{}")
+    return protocol.MigrationRequest.model_validate(fields["migration_request"])
+
+
+def request_params(side: str, text: str) -> dict[str, Any]:
+    return {"kv_transfer_params": {"deeplink": {"side": side, "ticket": text}}}
+
+
 def prefilled(prefill: Side) -> tuple[Any, Any]:
     """A migration request for the decode engine, and the bytes that are to come."""
     session, answer = prefill.ask(1, with_cache=True, preserve_cache=True)
@@ -247,6 +269,20 @@ async def drive() -> dict[str, Any]:
         found["left"] = found["left"] or bool(decode.kv(table).any())
         if how == "stop":
             decode.end(session)
+    for tokens in (8, 1):
+        text = ticket(prefill, decode)
+        session, answer = prefill.ask(1, migration_request=carried("produce", text))
+        prefill.computed()
+        assert answer.data["cache_block_ids"] is None
+        prefill.end(session)
+        session, answer = decode.ask(tokens, migration_request=carried("consume", text))
+        await decode.migrate()
+        assert await decode.heard(answer)
+        found.setdefault("tickets", []).append([answer.data["token_ids"].tolist(), answer.type.name])
+        decode.end(session)
+    session, answer = decode.ask(8, migration_request=carried("consume", "x"))
+    found["forged"] = answer.type == ResponseType.INTERNAL_ENGINE_ERROR and answer.event.is_set()
+    decode.end(session)
     found["held"] = [first, [prefill.free, decode.free]]
     return found
 

@@ -4,6 +4,7 @@ migrate.py MODEL OTHER_WEIGHTS CONFIG; prints
 {"alone": [[length, tokens alone, tokens by migration], …], "blocks": [free at first, free at last] of each engine,
  "sessions": how many are left of each, "long": outcome of a prompt that is too long for a prefill engine,
  "bad": [outcome of a request for what was not offered, of the next],
+ "tickets": [[tokens alone, tokens by a ticket], …], "forged": outcome of a request with a ticket that nobody minted,
  "overtaken": [tokens alone, tokens by migration] into blocks that a forward sent before still writes to,
  "contracts": of the two, "load": {"right": n, "wrong": n, "failed": n, "left": n},
  "refused": the field in which other weights differ}.
@@ -12,6 +13,7 @@ migrate.py MODEL OTHER_WEIGHTS CONFIG; prints
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import random
@@ -35,7 +37,7 @@ def main(model: str, other: str, config: str) -> None:
     engines = make(model, EngineRole.Prefill, 16), make(model, EngineRole.Decode, 64)
     told = asyncio.run(migrations(*engines))
     told["refused"] = refused(make(other, EngineRole.Decode, 64), engines[0])
-    told["contracts"] = [side.engine_conn.exchange.describe() for side in engines]
+    told["contracts"] = [side.engine_conn.exchange.foreign.describe() for side in engines]
     print(json.dumps(told))
     sys.stdout.flush()
     os._exit(0)  # engines that are closed in one process end each other's groups
@@ -66,7 +68,7 @@ def refused(decode: Any, prefill: Any) -> str:
     from deeplink.errors import Refused
 
     try:
-        decode.engine_conn.exchange.connect(PREFILL, prefill.engine_conn.exchange.describe())
+        decode.engine_conn.exchange.foreign.connect(PREFILL, prefill.engine_conn.exchange.foreign.describe())
     except Refused as exc:
         return exc.field
     return ""
@@ -167,13 +169,51 @@ async def migrations(prefill: Any, decode: Any) -> dict[str, Any]:
     bad.remote_block_ids = [1, 2, 3]
     outcomes = [(await client.ask(decode, prompt(40), max_new_tokens=4, migration_request=bad))[0]]
     outcomes.append((await client.migrated(prompt(41)))[0])
+    by_ticket = [await ticketed(client, prompt(64), tokens) for tokens in (TOKENS, 1)]
+    forged = (await client.ask(decode, prompt(40), max_new_tokens=4, migration_request=carried("consume", "x")))[0]
     late = await overtaken(client)
     load = await under_load(client)
     await asyncio.sleep(0.5)
     sessions = [len(side.scheduler.sessions) for side in (prefill, decode)]
     blocks = [[was, free(side)] for was, side in zip(first, (prefill, decode), strict=True)]
     told = {"alone": compared, "blocks": blocks, "sessions": sessions, "long": long, "bad": outcomes, "load": load}
-    return {**told, "overtaken": late}
+    return {**told, "tickets": by_ticket, "forged": forged, "overtaken": late}
+
+
+def carried(side: str, ticket: str) -> Any:
+    """What LMDeploy's server hands its engine for a request with a ticket."""
+    from lmdeploy.pytorch.disagg.conn import protocol
+
+    return protocol.MigrationRequest(
+        protocol=protocol.MigrationProtocol.TCP,
+        remote_engine_id=f"deeplink-{side}-{ticket}",
+        remote_session_id=0,
+        remote_token_id=0,
+        remote_block_ids=[],
+    )
+
+
+async def ticketed(client: Client, ids: list[int], tokens: int) -> list[list[int]]:
+    """As deeplink's router has it."""
+    from deeplink import secret
+    from deeplink.kvconnector import contract, negotiate
+    from deeplink.kvconnector import ticket as tickets
+
+    expected = (await client.ask(client.decode, ids, max_new_tokens=tokens))[1]
+    sides = (client.prefill, client.decode)
+    ours, theirs = (contract.decode(base64.b64decode(one.engine_conn.exchange.foreign.describe())) for one in sides)
+    agreement = negotiate.negotiate(ours, theirs)
+    assert isinstance(agreement, negotiate.Agreement), agreement
+    text = tickets.mint(tickets.issue(tickets.new_handoff(), ours, theirs, agreement, 30_000), secret.load())
+    status, _, numbers = await client.ask(
+        client.prefill, ids, max_new_tokens=1, migration_request=carried("produce", text)
+    )
+    assert (status, numbers) == ("FINISH", [])
+    status, found, _ = await client.ask(
+        client.decode, ids, max_new_tokens=tokens, migration_request=carried("consume", text)
+    )
+    assert status == "FINISH", status
+    return [expected, found]
 
 
 async def overtaken(client: Client) -> list[list[int]]:

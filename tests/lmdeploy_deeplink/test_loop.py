@@ -30,6 +30,14 @@ def test_who_leaves_while_it_waits_loads_nothing(told: dict[str, Any]) -> None:
     assert told["left"] is False
 
 
+def test_a_ticket_brings_the_first_token_which_may_be_the_last(told: dict[str, Any]) -> None:
+    assert told["tickets"] == [[[7], "SUCCESS"], [[7], "FINISH"]]
+
+
+def test_a_ticket_that_nobody_minted(told: dict[str, Any]) -> None:
+    assert told["forged"]
+
+
 def test_nothing_is_held_after(told: dict[str, Any]) -> None:
     first, last = told["held"]
     assert first == last

@@ -45,6 +45,16 @@ def test_requests_at_once_some_of_which_leave(told: dict[str, Any]) -> None:
     assert load["left"] > 0
 
 
+def test_a_ticket_brings_the_first_token_which_may_be_the_last(told: dict[str, Any]) -> None:
+    assert [len(found) for _, found in told["tickets"]] == [16, 1]
+    for alone, found in told["tickets"]:
+        assert found == alone
+
+
+def test_a_ticket_that_nobody_minted_is_refused(told: dict[str, Any]) -> None:
+    assert told["forged"] == "INTERNAL_ENGINE_ERROR"
+
+
 def test_a_forward_that_was_sent_before_does_not_write_over_what_has_landed(told: dict[str, Any]) -> None:
     """LMDeploy sends a forward before it knows who has left; whose blocks may be another's by the time it runs."""
     alone, migrated = told["overtaken"]

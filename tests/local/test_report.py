@@ -25,7 +25,7 @@ ENGINE = EngineFacts("vllm", "0.32.0", "cpu", "float32", 64, "block head (k: dim
 
 
 def test_nothing_failed() -> None:
-    assert report.failed_checks("exact", [JUDGED, JUDGED], NONE) == []
+    assert report.failed_checks("exact", [JUDGED, JUDGED], NONE, "float32") == []
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,28 @@ def test_nothing_failed() -> None:
     ],
 )
 def test_a_request_fails_by_name(change: dict[str, object], name: str) -> None:
-    (failed,) = report.failed_checks("exact", [JUDGED, msgspec.structs.replace(JUDGED, **change)], NONE)
+    (failed,) = report.failed_checks("exact", [JUDGED, msgspec.structs.replace(JUDGED, **change)], NONE, "float32")
     assert failed.startswith(name)
+
+
+def test_in_16_bits_most_answers_are_equal() -> None:
+    other = msgspec.structs.replace(JUDGED, name="other", facts=msgspec.structs.replace(GOOD, tokens_equal=False))
+    assert report.failed_checks("exact", [JUDGED, other], NONE, "float16") == []
+    failed = report.failed_checks("exact", [JUDGED, other, other], NONE, "float16")
+    assert [line.partition(": the")[0] for line in failed] == ["other: tokens_equal"] * 2
+    assert len(report.failed_checks("exact", [JUDGED, JUDGED, other], NONE, "float32")) == 1
 
 
 @pytest.mark.parametrize("name", Leaks.__struct_fields__)
 def test_a_leak_fails_by_name(name: str) -> None:
     leaks = msgspec.structs.replace(NONE, **{name: 3})
-    assert report.failed_checks("exact", [JUDGED], leaks) == [f"leaks.{name}: 3 still held after the last answer"]
+    assert report.failed_checks("exact", [JUDGED], leaks, "float32") == [
+        f"leaks.{name}: 3 still held after the last answer"
+    ]
 
 
 def test_a_lossy_agreement_fails() -> None:
-    assert report.failed_checks("lossy", [JUDGED], NONE) == ["agreement: lossy, not exact"]
+    assert report.failed_checks("lossy", [JUDGED], NONE, "float32") == ["agreement: lossy, not exact"]
 
 
 def test_json_is_one_line_with_the_promised_names() -> None:

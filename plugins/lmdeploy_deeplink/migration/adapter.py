@@ -11,6 +11,7 @@ from deeplink.errors import ConfigError, LayoutError
 from deeplink.kvconnector import device, proof, rope, weights
 from deeplink.kvconnector.cache import Cache
 from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
+from deeplink.kvconnector.control import Blocks
 from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.layout import Layout
@@ -113,6 +114,13 @@ def read_model(engine: Any, folder: str) -> Model:
         quantization=str(quantization.get("quant_method", "none")),
         weights=weights.fingerprint(weights.checkpoint(folder)),
     )
+
+
+def blocks(engine: Any) -> Blocks:
+    """As many as requests can have, and those that they hold now."""
+    held = engine.scheduler.block_manager
+    total = held.num_gpu_blocks - engine.cache_config.num_reserved_gpu_blocks
+    return Blocks(total, total - int(held.get_num_free_gpu_blocks()))
 
 
 def make_contract(

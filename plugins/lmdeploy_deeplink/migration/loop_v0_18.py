@@ -14,8 +14,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from deeplink.errors import DeeplinkError
+import numpy as np
+
+from deeplink.errors import Aborted, DeeplinkError
+from deeplink.kvconnector.ticket import Ticket
+from lmdeploy_deeplink.migration import passage, requests
+from lmdeploy_deeplink.migration.foreign import NUMBERS
 from lmdeploy_deeplink.migration.forwards import Forwards
+from lmdeploy_deeplink.migration.requests import Admitted
 
 # Between two looks whether a prompt's cache is staged, where staging was full.
 _STAGED_LOOK = 0.02
@@ -31,6 +37,7 @@ def install() -> None:
     loop = loops.EngineLoop
     loop._make_infer_outputs = _offering(loop._make_infer_outputs)
     loop._migration_loop_process_ready = _loading(loop._migration_loop_process_ready)
+    engines.Engine._on_add_message = _admitting(engines.Engine._on_add_message)
     engines.Engine._on_end_session = _ending(engines.Engine._on_end_session)
     engines.Engine.end_session = _dropping(engines.Engine.end_session)
     engines.Engine._loop_finally = _closing(engines.Engine._loop_finally)
@@ -67,13 +74,39 @@ def _ours(owner: Any) -> Any:
     return connection if hasattr(connection, "exchange") else None
 
 
-def _extra(sequence: Any) -> list[str]:
-    """What but the tokens decides a prompt's cache."""
-    return [f"lora={sequence.adapter_name}"] if sequence.adapter_name else []
+def _admitting(add: Callable[..., Any]) -> Callable[..., Any]:
+    """A request with a ticket that is not for this engine fails alone; prefill keeps its cache until that is staged."""
+    from lmdeploy.messages import ResponseType
+
+    def admit(engine: Any, connection: Any, req: Any) -> bool:
+        data = req.data
+        found = passage.read(data.get("migration_request"))
+        if found is None or engine.scheduler.get_session(data["session_id"]) is None:
+            return True
+        try:
+            ticket = connection.exchange.admit(*found)
+        except DeeplinkError as exc:
+            log.warning("deeplink: session %s is refused: %s", data["session_id"], exc)
+            engine._response(req.resp, ResponseType.INTERNAL_ENGINE_ERROR, err_msg=str(exc))
+            return False
+        connection.tickets[data["session_id"]] = Admitted.now(ticket)
+        if found[0] == passage.PRODUCE:
+            data.update(migration_request=None, with_cache=False, preserve_cache=True)
+        return True
+
+    @functools.wraps(add)
+    def added(self: Any, reqs: Any, **keywords: Any) -> Any:
+        connection = _ours(self)
+        if connection is not None:
+            reqs = [req for req in reqs if admit(self, connection, req)]
+        return add(self, reqs, **keywords)
+
+    return added
 
 
 def _offering(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Prefill: an answer that tells its blocks offers what is in them, and tells the handoff's number instead."""
+    """Prefill: an answer that has a ticket, or tells its blocks, offers what is in them; in place of block numbers it
+    tells the handoff's."""
 
     @functools.wraps(make)
     def made(self: Any, batched_outputs: Any, running: Any, model_inputs: Any, delta: Any) -> Any:
@@ -81,31 +114,45 @@ def _offering(make: Callable[..., Any]) -> Callable[..., Any]:
         connection = _ours(self)
         for sequence in running if connection is not None else ():
             out = outputs.get(sequence.session_id)
-            if out is None or out.cache_block_ids is None:
+            admitted = connection.tickets.pop(sequence.session_id, None) if out is not None else None
+            if out is None or (admitted is None and out.cache_block_ids is None):
                 continue
-            table, out.cache_block_ids = out.cache_block_ids, []
-            prompt = sequence.all_ids[: sequence.num_all_ids - sequence.num_new_tokens]
             try:
-                number = connection.exchange.offer(prompt.tolist(), _extra(sequence), table)
+                number, ticket = (0, admitted.left()) if admitted else connection.exchange.foreign.to_offer()
+                _offer(self, connection, sequence, out, ticket)
             except DeeplinkError as exc:
                 log.warning("deeplink offers nothing of session %s: %s", sequence.session_id, exc)
-                continue
-            out.cache_block_ids = [number]
-            connection.offered[sequence.session_id] = number
+                number = 0
+            if out.cache_block_ids is not None:
+                out.cache_block_ids = [number] if number else []
         return outputs
 
     return made
+
+
+def _offer(loop: Any, connection: Any, sequence: Any, out: Any, ticket: Ticket) -> None:
+    stop = sequence.num_all_ids - sequence.num_new_tokens
+    prompt = sequence.all_ids[:stop].tolist()
+    table = loop.scheduler.get_block_tables([sequence])[0].tolist()
+    try:
+        identity = requests.identity(sequence)
+    except DeeplinkError as exc:
+        connection.exchange.withhold(ticket, exc)
+        raise
+    first = requests.first_token(int(sequence.all_ids[stop]), out.logprobs)
+    connection.exchange.offer(ticket, prompt, identity, table, first)
+    connection.offered[sequence.session_id] = ticket.handoff
 
 
 def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
     """Prefill: a session whose cache is offered frees its blocks when all of it is staged, which is at once or soon."""
     from lmdeploy.messages import ResponseType
 
-    async def when_staged(engine: Any, connection: Any, session: int, number: int) -> None:
-        while not connection.exchange.settled(number):
+    async def when_staged(engine: Any, connection: Any, session: int, name: str) -> None:
+        while not connection.exchange.settled(name):
             await asyncio.sleep(_STAGED_LOOK)
         # It may have been ended otherwise, and the number of the session be another's.
-        if connection.offered.get(session) == number:
+        if connection.offered.get(session) == name:
             engine.end_session(session)
 
     @functools.wraps(end)
@@ -119,11 +166,11 @@ def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
             if connection is None or not kept:
                 others.append(req)
                 continue
-            number = connection.offered.get(session)
-            if number is None or connection.exchange.settled(number):
+            name = connection.offered.get(session)
+            if name is None or connection.exchange.settled(name):
                 self.end_session(session)
             else:
-                connection.start(when_staged(self, connection, session, number))
+                connection.start(when_staged(self, connection, session, name))
             if req.data.get("response", True):
                 self._response(req.resp, ResponseType.SUCCESS)
         return end(self, others, **keywords)
@@ -133,14 +180,13 @@ def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
 
 def _dropping(end: Callable[..., Any]) -> Callable[..., Any]:
     """Prefill: a router that gives up frees a session by its answer's id, which here is the handoff's number."""
-    from lmdeploy_deeplink.migration.exchange import NUMBERS
 
     @functools.wraps(end)
     def ended(self: Any, session_id: int) -> Any:
         connection = _ours(self)
         if connection is None or session_id < NUMBERS:
             return end(self, session_id)
-        connection.exchange.drop(session_id)
+        connection.exchange.drop(connection.exchange.foreign.name(session_id))
         return True
 
     return ended
@@ -153,28 +199,45 @@ def _loading(process: Callable[..., Any]) -> Callable[..., Any]:
     from lmdeploy.pytorch.messages import MessageStatus
 
     async def load(loop: Any, connection: Any, sequence: Any) -> None:
-        asked, session = sequence.migration_request, sequence.session_id
+        session, exchange = sequence.session_id, connection.exchange
+        asked, ticket = connection.tickets.pop(session, None), None
         try:
-            await connection.forwards.passed(connection.exchange.seconds)
+            if asked is None:
+                request = sequence.migration_request
+                ticket = exchange.foreign.to_load(request.remote_engine_id, request.remote_block_ids)
+                asked = Admitted.now(ticket)
+            else:
+                ticket = asked.ticket
+            identity = requests.identity(sequence)
+            await connection.forwards.passed(asked.seconds)
             # Whoever asked may have left in the meantime, and the blocks be another's.
             if sequence.status != MessageStatus.MIGRATION_READY:
-                return
-            await connection.exchange.load(
-                session,
-                asked.remote_engine_id,
-                asked.remote_block_ids,
-                sequence.all_ids.tolist(),
-                _extra(sequence),
-                loop.scheduler.get_block_tables([sequence])[0].tolist(),
-            )
+                raise Aborted("the decode request was given up")
+            table = loop.scheduler.get_block_tables([sequence])[0].tolist()
+            first = await exchange.load(session, asked.left(), sequence.all_ids.tolist(), identity, table)
+            logprobs = requests.logprobs(sequence.sampling_param, first)
         except DeeplinkError as exc:
             log.warning("deeplink handoff for session %s failed: %s (%s)", session, exc, exc.code)
+            if ticket is not None:
+                exchange.refuse(ticket, exc)
             if sequence.status == MessageStatus.MIGRATION_READY:
                 text = str(exc)
                 response_reqs(loop.req_manager, sequence.resp, ResponseType.INTERNAL_ENGINE_ERROR, err_msg=text)
             return
         if sequence.status == MessageStatus.MIGRATION_READY:
-            await answer(loop, sequence)
+            await go_on(loop, sequence, first.token, logprobs)
+
+    async def go_on(loop: Any, sequence: Any, token: int, logprobs: list[dict[int, float]] | None) -> None:
+        """From the first token; LMDeploy would also go on where that is the last."""
+        if requests.is_last(sequence.sampling_param, token):
+            data = dict.fromkeys(("logits", "cache_block_ids", "req_metrics", "routed_experts", "ce_loss"))
+            data |= {"token_ids": np.array([token]), "logprobs": logprobs}
+            response_reqs(loop.req_manager, sequence.resp, ResponseType.FINISH, data=data)
+            return
+        sequence.migration_request.remote_token_id = token
+        if logprobs is not None:
+            sequence.resp.data = {"logprobs": logprobs}
+        await answer(loop, sequence)
 
     async def answer(loop: Any, sequence: Any) -> None:
         with loop.scheduler.seqs_migration_activation([sequence]):

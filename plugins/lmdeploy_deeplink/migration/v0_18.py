@@ -1,7 +1,8 @@
 """Everything of LMDeploy 0.18 that is changed in memory for ``--migration-backend deeplink``, and why.
 
 One more `MigrationBackend`; with it an engine's connection is `Connection`, and the engine's loop and scheduler do what
-`lmdeploy_deeplink.migration.loop_v0_18` says. An answer that offers a cache has the handoff's number as its id, which
+`lmdeploy_deeplink.migration.loop_v0_18` says. Its server takes requests with tickets of deeplink's router, and tells
+the engine where the control endpoint has to be. An answer that offers a cache has the handoff's number as its id, which
 LMDeploy's router takes for a session's; what an engine says of itself names its migration backend, by which deeplink's
 router knows that contracts are compared. A prefill engine refuses prompts that it would have to compute in pieces,
 which LMDeploy does not get to the end of.
@@ -11,13 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Coroutine
 from importlib import import_module
 from typing import Any
 
+from deeplink import config
 from lmdeploy_deeplink.engine.platform import OPTION
 from lmdeploy_deeplink.migration import loop_v0_18
 from lmdeploy_deeplink.migration.forwards import Forwards
+from lmdeploy_deeplink.migration.passage import PORT, Passage
+from lmdeploy_deeplink.migration.requests import Admitted
 
 
 def install() -> None:
@@ -49,6 +54,9 @@ def _add_option() -> None:
         words = parse(*args, **keywords)
         if getattr(words, "migration_backend", None) == OPTION:
             _tell_routers()
+            _take_tickets()
+            # For the engine's process, which does not know its server's.
+            os.environ.setdefault(PORT, str(config.control_port(words.server_port)))
         return words
 
     CLI.parser.parse_args = parse_args
@@ -79,6 +87,19 @@ def _tell_routers() -> None:
     setattr(endpoints, name, Told)
 
 
+def _take_tickets() -> None:
+    servers = import_module("lmdeploy.serve.openai.api_server")
+    name = "FastAPI"
+    make: Any = getattr(servers, name)
+
+    def made(*args: Any, **keywords: Any) -> Any:
+        app = make(*args, **keywords)
+        app.add_middleware(Passage)
+        return app
+
+    setattr(servers, name, made)
+
+
 def _add_member(kind: Any) -> None:
     """One more member of an enumeration, by the same name in every process, so that it survives pickling."""
     if OPTION in kind.__members__:
@@ -107,14 +128,15 @@ def _connection() -> Any:
     class Connection(EngineP2PConnection):
         """Two engines of ours exchange contracts by way of LMDeploy's router, and nothing else: no socket is opened.
 
-        `offered` are the sessions whose cache is offered, with the number of the handoff. `forwards` are those of this
-        engine.
+        `tickets` are those of sessions that have not come to theirs yet; `offered` are the sessions whose cache is
+        offered, with the handoff's name. `forwards` are those of this engine.
         """
 
         def __init__(self, engine: Any) -> None:
             super().__init__(engine)
             self.exchange = Exchange(engine, engine.model_path)
-            self.offered: dict[int, int] = {}
+            self.tickets: dict[int, Admitted] = {}
+            self.offered: dict[int, str] = {}
             self.tasks: set[asyncio.Task[None]] = set()
             self.forwards = Forwards()
             loop_v0_18.count(engine.executor.model_agent, self.forwards)
@@ -132,13 +154,16 @@ def _connection() -> Any:
         def leave(self, session: int) -> None:
             """The session's blocks are about to be freed: when this returns, they are neither read nor written."""
             self.exchange.leave(session)
-            number = self.offered.pop(session, None)
-            if number is not None and not self.exchange.settled(number):
-                self.exchange.drop(number)
+            name = self.offered.pop(session, None)
+            if name is not None and not self.exchange.settled(name):
+                self.exchange.drop(name)
+            admitted = self.tickets.pop(session, None)
+            if admitted is not None:
+                self.exchange.abandon(admitted.ticket)
 
         def p2p_initialize(self, init_request: Any) -> Any:
             described = DistServeKVTransferEndpointInfo(
-                protocol=init_request.protocol, endpoint_info=self.exchange.describe()
+                protocol=init_request.protocol, endpoint_info=self.exchange.foreign.describe()
             )
             return DistServeInitResponse(
                 engine_endpoint_info=DistServeEngineEndpointInfo(zmq_address=""),
@@ -148,11 +173,11 @@ def _connection() -> Any:
 
         def p2p_connect(self, conn_request: Any) -> Any:
             for described in conn_request.remote_kvtransfer_endpoint_info:
-                self.exchange.connect(conn_request.remote_engine_id, described.endpoint_info)
+                self.exchange.foreign.connect(conn_request.remote_engine_id, described.endpoint_info)
             return DistServeConnectionResponse(status=DistServeConnectionStatus.SUCCESS)
 
         def p2p_drop_connect(self, drop_conn_request: Any) -> Any:
-            self.exchange.forget(drop_conn_request.remote_engine_id)
+            self.exchange.foreign.forget(drop_conn_request.remote_engine_id)
             return {"success": True}
 
     return Connection
