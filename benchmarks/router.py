@@ -1,6 +1,6 @@
 """The router's own cost on one pinned core, beside vllm-router, sglang-router, smg, nginx and a bare proxy, in one run.
 
-    python benchmarks/router.py --peers FOLDER [--json FILE] [--save] [--seconds N] [--rounds N]
+    python benchmarks/router.py --peers FOLDER [--json [FILE]] [--save] [--seconds N] [--rounds N]
 
 FOLDER has a virtual environment for each of `vllm-router`, `sglang-router` and `smg`, under that name; those that
 are not there are left out. wrk and nginx have to be on the PATH, uvloop and httptools beside deeplink. The router under
@@ -366,8 +366,8 @@ def rows(found: dict[str, Measured]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--save", action="store_true", help="into results/ and the table in README.md")
+    parser.add_argument("--json", type=Path, nargs="?", const=Path("-"), help="the result, printed or into a file")
+    parser.add_argument("--save", action="store_true", help="into results/, with a plot, and the table in README.md")
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", type=int, nargs="*", default=[64, 128, 256, 512])
@@ -394,11 +394,16 @@ def main() -> None:
         "rows": [row.as_json() for row in rows(found)],
         "routers": {name: _all(one) for name, one in found.items()},
     }
-    print(table(result["rows"]))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    text = json.dumps(result, indent=1) + "\n"
+    printed = options.json == Path("-")
+    print(text if printed else table(result["rows"]))
+    if options.json and not printed:
+        options.json.write_text(text)
     if options.save:
-        (RESULTS / "router.json").write_text(json.dumps(result, indent=1) + "\n")
+        import router_plot  # it needs matplotlib, which measuring does not
+
+        (RESULTS / "router.json").write_text(text)
+        router_plot.draw(result, RESULTS / "router.svg")
         write_table("router", result)
 
 
