@@ -29,7 +29,7 @@ from .rig import check, rig
 KEY = "admin-key-0123456789"
 OPERATOR = {"Authorization": f"Bearer {KEY}"}
 ENGINE = {"Authorization": f"Bearer {secrets.control_token(SECRET)}"}
-EXAMPLES = 40
+EXAMPLES = 25
 
 schema = schemathesis.openapi.from_dict(openapi.document())
 
