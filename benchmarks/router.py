@@ -9,7 +9,8 @@ tree of processes, so it holds where others share the machine; requests a second
 direct run.
 
 `deeplink` runs with a key for inference, limits, metrics, its access log and the policy that counts tokens;
-`deeplink-stripped` without key, without a log, with round robin; `bare` is the proxy of `router_bare.py`.
+`deeplink-stripped` without key, without a log, with round robin; `deeplink-workers` as `deeplink`, with two workers and
+their owner, all on that core; `bare` is the proxy of `router_bare.py`.
 """
 
 from __future__ import annotations
@@ -93,7 +94,14 @@ class Bench:
 
     def names(self) -> list[str]:
         found = [name for name in PEERS if self.peers and (self.peers / name / "bin" / name).exists()]
-        return ["deeplink", "deeplink-stripped", "bare", *found, *(["nginx"] if shutil.which("nginx") else [])]
+        return [
+            "deeplink",
+            "deeplink-stripped",
+            "deeplink-workers",
+            "bare",
+            *found,
+            *(["nginx"] if shutil.which("nginx") else []),
+        ]
 
     @contextmanager
     def engines(self) -> Iterator[None]:
@@ -117,7 +125,7 @@ class Bench:
         urls = [f"http://127.0.0.1:{engine}" for engine in engines]
         metrics = ports(1)[0]
         if name.startswith("deeplink"):
-            full = name == "deeplink"
+            full = name != "deeplink-stripped"
             lines = [
                 f'secret_file = "{self.folder}/secret"',
                 "[router]",
@@ -128,9 +136,10 @@ class Bench:
                 lines += ["[[engines]]", f'name = "e{number}"', f'url = "{url}"', 'kind = "plain"']
             config = self.folder / f"{name}.toml"
             config.write_text("\n".join(lines) + "\n")
+            workers = 2 if name == "deeplink-workers" else 1
             quiet = "" if full else "logging.disable(logging.INFO);"
             program = f"import logging; {quiet} from deeplink.cli import main; main()"
-            return [sys.executable, "-c", program, "router", "--config", config, "--port", port]
+            return [sys.executable, "-c", program, "router", "--config", config, "--port", port, "--workers", workers]
         if name == "bare":
             return [sys.executable, HERE / "router_bare.py", port, *engines]
         if name == "nginx":
@@ -337,6 +346,7 @@ def rows(found: dict[str, Measured]) -> list[Row]:
         made += [
             Row("cpu_per_request", min(ours.cpu), "ms", name, mark, 0.6),
             Row("cpu_per_request_stripped", low("deeplink-stripped", "cpu"), "ms", name, mark),
+            Row("cpu_per_request_workers", low("deeplink-workers", "cpu"), "ms", name, mark),
             Row("cpu_per_request_bare", low("bare", "cpu"), "ms", name, mark),
         ]
         name, mark = best("cpu_large")
@@ -382,7 +392,7 @@ def main() -> None:
                     print(f"round {turn + 1}: {name}", file=sys.stderr, flush=True)
                     bench.requests(name, found.setdefault(name, Measured()))
             for name in names:
-                if name not in ("deeplink-stripped", "bare"):
+                if name not in ("deeplink-stripped", "deeplink-workers", "bare"):
                     print(f"streams: {name}", file=sys.stderr, flush=True)
                     try:
                         bench.pace(name, options.streams, found[name])

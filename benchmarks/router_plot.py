@@ -2,8 +2,8 @@
 
     python benchmarks/router_plot.py
 
-Needs matplotlib. Nothing is measured. Bars are medians of the rounds; the goals are those of the table, which takes each
-router's best round.
+Needs matplotlib. Nothing is measured. Bars are medians of the rounds; the goals are those of the table, which takes
+each router's best round.
 """
 
 from __future__ import annotations

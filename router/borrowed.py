@@ -181,7 +181,9 @@ class BorrowedAdmission:
         return _Seat(self._owner.line, number, seat, self.load, engine.name, *tokens)
 
     def handing(self, need: Need, handoff: str) -> None:
+        """Told before any engine is, so that it can be cancelled whenever this process ends."""
         self._owner.line.send(speech.Handing(need.grant, handoff))
+        self._owner.line.flush()
 
     def settle(self, need: Need) -> None:
         if need.grant:

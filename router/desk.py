@@ -104,8 +104,12 @@ class Desk:
         desks = self._desks
         if isinstance(message, speech.Choose):
             grant = self._grants[message.grant] = Grant(message.wanted.need())
-            grant.asking = asyncio.create_task(self._choose(message, grant))
             desks.recent.live[id(grant)] = grant
+            # Most need no task: there is nothing to wait for.
+            if not message.avoid and (engine := desks.admission.at_once(grant.need)) is not None:
+                self._plain(message.grant, grant, engine)
+            else:
+                grant.asking = asyncio.create_task(self._choose(message, grant))
         elif isinstance(message, speech.Reread):
             if (known := self._grants.get(message.grant)) is not None:
                 known.asking = asyncio.create_task(self._reread(message, known))
@@ -150,14 +154,17 @@ class Desk:
         grant.asking = None
         # Nothing may run between the choice and what is taken for it.
         if isinstance(choice, Plain):
-            grant.decode, grant.phase = choice.engine.name, "decoding"
-            self._take(grant, choice.engine, prefill=True, decode=True)
-            self.line.send(speech.Chosen(message.grant, "", choice.engine.name))
+            self._plain(message.grant, grant, choice.engine)
             return
         grant.pair, grant.prefill, grant.decode = choice, choice.prefill.name, choice.decode.name
         self._take(grant, choice.prefill, prefill=True, decode=False)
         self._take(grant, choice.decode, prefill=False, decode=True)
         self.line.send(speech.Chosen(message.grant, grant.prefill, grant.decode))
+
+    def _plain(self, number: int, grant: Grant, engine: Engine) -> None:
+        grant.decode, grant.phase = engine.name, "decoding"
+        self._take(grant, engine, prefill=True, decode=True)
+        self.line.send(speech.Chosen(number, "", engine.name))
 
     async def _reread(self, message: speech.Reread, grant: Grant) -> None:
         other = None

