@@ -77,7 +77,8 @@ class Running:
 
 
 @asynccontextmanager
-async def workers(folder: Path, *engines: FakeEngine, **section: Any) -> AsyncIterator[Running]:
+async def workers(folder: Path, *engines: FakeEngine, killed: bool = False, **section: Any) -> AsyncIterator[Running]:
+    """`killed`: the owner will have been, and so cannot end well."""
     (folder / "secret").write_bytes(SECRET)
     (folder / "admin").write_text(KEY)
     with socket.socket() as probe:
@@ -119,7 +120,7 @@ async def workers(folder: Path, *engines: FakeEngine, **section: Any) -> AsyncIt
             process.send_signal(signal.SIGTERM)
         try:
             ended, said = await asyncio.wait_for(process.wait(), 15), (folder / "log").read_text()
-            assert ended == 0, said
+            assert ended == (-signal.SIGKILL if killed else 0), said
             assert "Traceback" not in said, said
         finally:
             if process.returncode is None:
@@ -212,6 +213,40 @@ def test_what_a_killed_worker_had_begun_is_given_up(tmp_path: Path) -> None:
             assert (await route.ask())[0] == 200
 
     check(test)
+
+
+def test_workers_end_with_their_owner(tmp_path: Path) -> None:
+    """What runs is served to its end; nothing else is, and no process stays."""
+
+    async def test() -> None:
+        hold = asyncio.Event()
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            await hold.wait()
+            return web.json_response(completion())
+
+        engine = FakeEngine("e", make_contract("both"), answer)
+        async with running(engine), workers(tmp_path, engine, killed=True) as route:
+            await until(lambda: len(route.workers) == WORKERS)
+            found = route.workers
+            asking = [asyncio.create_task(route.ask()) for _ in range(4)]
+            await until(lambda: len(engine.calls) == 4)
+            route.process.kill()
+            await asyncio.wait_for(route.process.wait(), 5)
+            await asyncio.sleep(0.2)
+            hold.set()
+            assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 4
+            await until(lambda: not any(map(alive, found)))
+
+    check(test)
+
+
+def alive(pid: int) -> bool:
+    """Not merely waiting for somebody to hear of its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_workers_killed_at_random(tmp_path: Path) -> None:
