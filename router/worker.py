@@ -37,6 +37,7 @@ OWNER, LIBRARY = "owner", "library"
 FIRST_SECONDS = 10.0
 """For the owner to say which engines there are."""
 PIECE = 64 << 10
+UNREACHED = "the process that knows the engines cannot be reached"
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +55,25 @@ def main() -> None:
     start = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Start)
     logs.to_stderr()
     config = configs.parse(msgspec.json.decode(start.config), "the owner's configuration")
-    loop_runner()(serve(config, start.secret, start.folder, socket.socket(fileno=start.fd)))
+    try:
+        loop_runner()(serve(config, start.secret, start.folder, socket.socket(fileno=start.fd)))
+    except NoEngine as exc:
+        log.error("%s", exc)
+        raise SystemExit(1) from exc
 
 
 async def serve(config: Config, secret: bytes, folder: str, listening: socket.socket) -> None:
-    """Until SIGTERM, or until the owner has ended. Raises OSError if it cannot be reached."""
+    """Until SIGTERM, or until the owner has ended. Raises NoEngine if it cannot be reached."""
     section, loop, stop = config.router, asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     for number in (signal.SIGINT, signal.SIGHUP):  # the owner's to hear
         signal.signal(number, signal.SIG_IGN)
     plugins, context = load_plugins(), load_tls(section.tls)
     owner = Owner()
-    await loop.create_unix_connection(lambda: owner.line, os.path.join(folder, OWNER))
+    try:
+        await loop.create_unix_connection(lambda: owner.line, os.path.join(folder, OWNER))
+    except OSError as exc:
+        raise NoEngine(UNREACHED) from exc
     control, upstream = Control(secret), Upstream()
     spans = Spans() if section.tracing else None
     fleet = BorrowedFleet(owner, control, plugins.kinds)
@@ -76,7 +84,8 @@ async def serve(config: Config, secret: bytes, folder: str, listening: socket.so
     api.library = partial(_forward, os.path.join(folder, LIBRARY))
     clients = Clients(api, section.max_connections, section.header_seconds)
     try:
-        await asyncio.wait_for(owner.said.wait(), FIRST_SECONDS)
+        if not await _either(owner.said, owner.over, FIRST_SECONDS) or owner.over.is_set():
+            raise NoEngine(UNREACHED)
         server = await loop.create_server(
             lambda: Client(clients, loop),
             sock=listening,
@@ -84,10 +93,7 @@ async def serve(config: Config, secret: bytes, folder: str, listening: socket.so
             ssl_handshake_timeout=section.header_seconds if context else None,
         )
         spare_the_collector()
-        ends = [asyncio.create_task(event.wait()) for event in (stop, owner.over)]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
+        await _either(stop, owner.over)
         server.close()
     finally:
         await clients.close(SHUTDOWN_SECONDS)
@@ -97,6 +103,15 @@ async def serve(config: Config, secret: bytes, folder: str, listening: socket.so
         await upstream.close()
         if spans is not None:
             await asyncio.to_thread(spans.close)
+
+
+async def _either(one: asyncio.Event, other: asyncio.Event, seconds: float | None = None) -> bool:
+    """Whether one of the two has happened in time."""
+    ends = [asyncio.create_task(event.wait()) for event in (one, other)]
+    done, _ = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        end.cancel()
+    return bool(done)
 
 
 class _Reading:
@@ -118,7 +133,7 @@ async def _forward(path: str, request: Request, client: Client) -> None:
     try:
         reader, writer = await asyncio.open_unix_connection(path)
     except OSError:
-        client.answer(*told(*failed(NoEngine("the process that knows the engines cannot be reached"), [])))
+        client.answer(*told(*failed(NoEngine(UNREACHED), [])))
         return
     try:
         writer.write(inner.written(request))
