@@ -1,6 +1,6 @@
 """The router's own cost on one pinned core, beside vllm-router, sglang-router, smg, nginx and a bare proxy, in one run.
 
-    python benchmarks/router.py --peers FOLDER [--json FILE] [--save] [--seconds N] [--rounds N]
+    python benchmarks/router.py --peers FOLDER [--json [FILE]] [--save] [--seconds N] [--rounds N]
 
 FOLDER has a virtual environment for each of `vllm-router`, `sglang-router` and `smg`, under that name; those that
 are not there are left out. wrk and nginx have to be on the PATH, uvloop and httptools beside deeplink. The router under
@@ -9,7 +9,8 @@ tree of processes, so it holds where others share the machine; requests a second
 direct run.
 
 `deeplink` runs with a key for inference, limits, metrics, its access log and the policy that counts tokens;
-`deeplink-stripped` without key, without a log, with round robin; `bare` is the proxy of `router_bare.py`.
+`deeplink-stripped` without key, without a log, with round robin; `deeplink-workers` as `deeplink`, with two workers and
+their owner, all on that core; `bare` is the proxy of `router_bare.py`.
 """
 
 from __future__ import annotations
@@ -93,7 +94,14 @@ class Bench:
 
     def names(self) -> list[str]:
         found = [name for name in PEERS if self.peers and (self.peers / name / "bin" / name).exists()]
-        return ["deeplink", "deeplink-stripped", "bare", *found, *(["nginx"] if shutil.which("nginx") else [])]
+        return [
+            "deeplink",
+            "deeplink-stripped",
+            "deeplink-workers",
+            "bare",
+            *found,
+            *(["nginx"] if shutil.which("nginx") else []),
+        ]
 
     @contextmanager
     def engines(self) -> Iterator[None]:
@@ -117,7 +125,7 @@ class Bench:
         urls = [f"http://127.0.0.1:{engine}" for engine in engines]
         metrics = ports(1)[0]
         if name.startswith("deeplink"):
-            full = name == "deeplink"
+            full = name != "deeplink-stripped"
             lines = [
                 f'secret_file = "{self.folder}/secret"',
                 "[router]",
@@ -128,9 +136,10 @@ class Bench:
                 lines += ["[[engines]]", f'name = "e{number}"', f'url = "{url}"', 'kind = "plain"']
             config = self.folder / f"{name}.toml"
             config.write_text("\n".join(lines) + "\n")
+            workers = 2 if name == "deeplink-workers" else 1
             quiet = "" if full else "logging.disable(logging.INFO);"
             program = f"import logging; {quiet} from deeplink.cli import main; main()"
-            return [sys.executable, "-c", program, "router", "--config", config, "--port", port]
+            return [sys.executable, "-c", program, "router", "--config", config, "--port", port, "--workers", workers]
         if name == "bare":
             return [sys.executable, HERE / "router_bare.py", port, *engines]
         if name == "nginx":
@@ -337,6 +346,7 @@ def rows(found: dict[str, Measured]) -> list[Row]:
         made += [
             Row("cpu_per_request", min(ours.cpu), "ms", name, mark, 0.6),
             Row("cpu_per_request_stripped", low("deeplink-stripped", "cpu"), "ms", name, mark),
+            Row("cpu_per_request_workers", low("deeplink-workers", "cpu"), "ms", name, mark),
             Row("cpu_per_request_bare", low("bare", "cpu"), "ms", name, mark),
         ]
         name, mark = best("cpu_large")
@@ -366,8 +376,8 @@ def rows(found: dict[str, Measured]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--save", action="store_true", help="into results/ and the table in README.md")
+    parser.add_argument("--json", type=Path, nargs="?", const=Path("-"), help="the result, printed or into a file")
+    parser.add_argument("--save", action="store_true", help="into results/, with a plot, and the table in README.md")
     parser.add_argument("--seconds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--streams", type=int, nargs="*", default=[64, 128, 256, 512])
@@ -382,7 +392,7 @@ def main() -> None:
                     print(f"round {turn + 1}: {name}", file=sys.stderr, flush=True)
                     bench.requests(name, found.setdefault(name, Measured()))
             for name in names:
-                if name not in ("deeplink-stripped", "bare"):
+                if name not in ("deeplink-stripped", "deeplink-workers", "bare"):
                     print(f"streams: {name}", file=sys.stderr, flush=True)
                     try:
                         bench.pace(name, options.streams, found[name])
@@ -394,11 +404,16 @@ def main() -> None:
         "rows": [row.as_json() for row in rows(found)],
         "routers": {name: _all(one) for name, one in found.items()},
     }
-    print(table(result["rows"]))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    text = json.dumps(result, indent=1) + "\n"
+    printed = options.json == Path("-")
+    print(text if printed else table(result["rows"]))
+    if options.json and not printed:
+        options.json.write_text(text)
     if options.save:
-        (RESULTS / "router.json").write_text(json.dumps(result, indent=1) + "\n")
+        import router_plot  # it needs matplotlib, which measuring does not
+
+        (RESULTS / "router.json").write_text(text)
+        router_plot.draw(result, RESULTS / "router.svg")
         write_table("router", result)
 
 

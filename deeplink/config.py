@@ -101,6 +101,10 @@ class RouterTlsSection(_Strict):
 class RouterSection(_Strict):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    workers: Annotated[
+        int,
+        Field(ge=1, le=256, description="processes that serve; beside several, one owns the state"),
+    ] = 1
     prefill_policy: Annotated[str, Field(description="which engine prefills")] = "least_load"
     decode_policy: Annotated[str, Field(description="which engine decodes, or does all of a request")] = "least_load"
     dispatch: Annotated[

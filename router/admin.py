@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from deeplink.config import EngineEntry
 from deeplink.errors import InvalidRequest
+from deeplink.router import openapi
 from deeplink.router.engine import DEEPLINK, PLAIN, Engine
 from deeplink.router.parts import ADMISSION, FLEET, METRICS, REGISTERED, SHARED
 from deeplink.router.registered import Heartbeat
@@ -30,6 +31,7 @@ def add_registration(router: web.UrlDispatcher) -> None:
 
 
 def add_routes(router: web.UrlDispatcher) -> None:
+    router.add_get(f"{ROOT}/openapi.json", _described)
     router.add_get(f"{ROOT}/engines", _list)
     router.add_get(f"{ROOT}/engines/{{name}}", _show)
     router.add_put(f"{ROOT}/engines/{{name}}", _put)
@@ -41,6 +43,10 @@ def add_routes(router: web.UrlDispatcher) -> None:
 async def metrics(request: web.Request) -> web.StreamResponse:
     made = request.app[METRICS]
     return web.Response(body=made.text(), headers={"Content-Type": made.content_type})
+
+
+async def _described(request: web.Request) -> web.StreamResponse:
+    return web.json_response(openapi.document())
 
 
 async def _list(request: web.Request) -> web.StreamResponse:
@@ -93,8 +99,11 @@ async def _register(request: web.Request) -> web.StreamResponse:
 
 
 async def _leave(request: web.Request) -> web.StreamResponse:
-    given = request.query.get("sequence", "")
-    sequence = int(given) if given.isascii() and given.isdigit() and len(given) < 20 else None
+    given, sequence = request.query.get("sequence"), None
+    if given is not None:
+        if not (given.isascii() and given.isdigit() and len(given) < 20):
+            raise InvalidRequest("the farewell's number is none", field="sequence", theirs=given[:200])
+        sequence = int(given)
     request.app[REGISTERED].leave(request.match_info["name"], request.query.get("epoch"), sequence)
     return web.Response(status=204)
 
@@ -106,7 +115,7 @@ async def _given(request: web.Request, kind: type[Entry]) -> Entry:
         given = await asyncio.wait_for(request.json(), BODY_SECONDS)
         if not isinstance(given, dict) or given.setdefault("name", name) != name:
             raise InvalidRequest("the body is not an engine of that name")
-        entry = kind.model_validate(given)
+        entry = kind.model_validate(given, strict=True)
         known = (DEEPLINK, PLAIN, *request.app[FLEET].kinds.items)
         if entry.kind not in known:
             raise InvalidRequest(

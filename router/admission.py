@@ -34,7 +34,7 @@ class Need:
     """What of a request matters to the choice. `tokens`, of the prompt, and `output` are estimates; `chain` are the
     hashes of the prompt (`prefix.hashes`), empty where no policy reads prompts, and `chains` those of
     its tokens (`kv_index.chain`), None if they are not known. `barred` are the kinds of engines that
-    could not hand it over, each with the field that says why."""
+    could not hand it over, each with the field that says why. `grant` is for whoever chooses."""
 
     handoff: bool
     tokens: int = 0
@@ -44,6 +44,7 @@ class Need:
     chains: Chains | None = None
     barred: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     generates: bool = False
+    grant: int = 0
 
 
 class Admission:
@@ -107,8 +108,9 @@ class Admission:
         self._stride = 1
         return self._pick(need, "decode", engines)
 
-    def reader(self, pair: Pair, need: Need, avoid: frozenset[str]) -> Pair | None:
-        """Another pair with the same prefill engine, whose decode engine can fetch what is staged there."""
+    async def reader(self, pair: Pair, need: Need, avoid: frozenset[str]) -> Pair | None:
+        """Another pair with the same prefill engine, whose decode engine can fetch what is staged there. Does not
+        suspend."""
         pairs = readers(self._fleet.table, pair, self.shut(), avoid)
         if not pairs:
             return None
@@ -127,6 +129,19 @@ class Admission:
             decode=need.tokens + need.output if decode else 0,
             ended=partial(self._ended, name) if trying else self.queue.wake,
         )
+
+    def handing(self, need: Need, handoff: str) -> None:
+        """Who serves the request counts for it here: there is nobody else to be told."""
+
+    def settle(self, need: Need) -> None:
+        """As above: what was taken for it ends with its holds."""
+
+    @property
+    def sizes(self) -> set[int]:
+        return self.index.sizes
+
+    def guess(self) -> None:
+        self.guessed += 1
 
     def succeeded(self, engine: Engine) -> None:
         breaker = self._breaker(engine.name)

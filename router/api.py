@@ -8,27 +8,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
-
-from aiohttp import web
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
 
 from deeplink.config import RouterSection
 from deeplink.errors import DeeplinkError, NoEngine, RouteError, Unauthorized
 from deeplink.router import body as bodies
 from deeplink.router import coding, inner, openai
+from deeplink.router.chooser import Counting, Known, Remembering
 from deeplink.router.client import Client
 from deeplink.router.direct import Direct
 from deeplink.router.exchange import GENERATING, Answer, Exchange
-from deeplink.router.fleet import Fleet
 from deeplink.router.flow import Begun, Flow
 from deeplink.router.head import Request, canonical
 from deeplink.router.headers import Headers, lines, texts, to_client, to_engine, unnamed
 from deeplink.router.keys import Keys
 from deeplink.router.logs import sayer
-from deeplink.router.metrics import Metrics
 from deeplink.router.paths import passes
-from deeplink.router.recent import Recent
 from deeplink.router.tracing import Spans
 from deeplink.router.upstream import Lost, Upstream
 
@@ -43,19 +39,22 @@ JSON_LINES = lines(JSON)
 
 log = logging.getLogger("deeplink.router.app")
 
+Library = Callable[[Request, Client], Coroutine[Any, Any, None]]
+
 
 class Api:
-    """`server` is the library's, for the paths of `LIBRARY`; `keys` are those of clients, None if they need none."""
+    """`library` answers the paths of `LIBRARY`, once there is one; `keys` are those of clients, None if they need
+    none."""
 
     def __init__(
         self,
         section: RouterSection,
         keys: Keys | None,
-        fleet: Fleet,
+        fleet: Known,
         flow: Flow,
         upstream: Upstream,
-        metrics: Metrics,
-        recent: Recent,
+        metrics: Counting,
+        recent: Remembering,
         spans: Spans | None,
     ) -> None:
         self._section = section
@@ -67,7 +66,7 @@ class Api:
         self._recent = recent
         self._spans = spans
         self._say = sayer(log)
-        self.server: web.Server | None = None
+        self.library: Library | None = None
 
     # What a connection calls.
 
@@ -89,8 +88,8 @@ class Api:
                     self._ask(request, client, bodies.parse(self._body(request)))
                 else:
                     _not_allowed(request, client, ["POST"])
-            elif self.server is not None and _library(path):
-                client.task(inner.serve(self.server, request, client))
+            elif self.library is not None and _library(path):
+                client.task(self.library(request, client))
             elif path == MODELS and method in ("GET", "HEAD"):
                 client.task(self._models(request, client))
             elif not passes(path, self._section.paths):

@@ -11,9 +11,9 @@ from typing import Any
 
 from deeplink.errors import DecodeFailed
 from deeplink.router import openai, sse, usage
+from deeplink.router.chooser import Known
 from deeplink.router.engine import Engine
 from deeplink.router.exchange import Exchange
-from deeplink.router.fleet import Fleet
 from deeplink.router.headers import Headers, lines, raw_lines
 from deeplink.router.kinds import LINGER, RANK, Part, rank_header
 from deeplink.router.upstream import Lost, Reply, Upstream
@@ -60,7 +60,7 @@ class Opened:
 class Calls:
     """Asks engines. One clock looks after all calls: one that waits for an engine that was given up ends."""
 
-    def __init__(self, upstream: Upstream, fleet: Fleet) -> None:
+    def __init__(self, upstream: Upstream, fleet: Known) -> None:
         self._upstream = upstream
         self._fleet = fleet
         self._open: dict[Reply, Engine] = {}

@@ -118,6 +118,10 @@ class Fleet:
         status = self._status.get(name)
         return status.blocks.held / status.blocks.total if status and status.blocks.total > 0 else 0.0
 
+    def answered(self, name: str) -> float:
+        """When an engine was last heard of, of time.monotonic."""
+        return self._answered.get(name, 0.0)
+
     def early(self, name: str) -> bool:
         """Whether an engine has said that a claim may be asked of it before its prefill has begun, at no cost to it."""
         status = self._status.get(name)
@@ -162,14 +166,7 @@ class Fleet:
     def silent(self, engine: Engine, heard: float = 0.0) -> str:
         """Why a call to this engine is to be given up: the engine is down, and neither its control endpoint
         nor the call (`heard`, of time.monotonic) has given a sign of life for `patience` seconds. Else ""."""
-        now = self._engines.get(engine.name)
-        seconds = time.monotonic() - max(self._answered[engine.name], heard)
-        if now is None or now.control != engine.control:
-            # Nobody looks at it any more, so only the call itself can tell.
-            return f"it was removed and is silent for {seconds:.0f} s" if seconds >= REMOVED_SECONDS else ""
-        if now.down and seconds >= self._patience:
-            return f"no sign of life for {seconds:.0f} s ({now.down})"
-        return ""
+        return silence(engine, self._engines.get(engine.name), max(self._answered[engine.name], heard), self._patience)
 
     async def _cancel(self, engine: Engine, handoff: str) -> None:
         try:
@@ -240,6 +237,18 @@ class Fleet:
     def _changed(self) -> None:
         self._table = table(self._engines.values(), self._table)
         self.on_change()
+
+
+def silence(engine: Engine, now: Engine | None, heard: float, patience: float) -> str:
+    """Why a call to `engine` is to be given up, if that is what is known of its name `now`, and it was `heard` last at
+    that time of time.monotonic."""
+    seconds = time.monotonic() - heard
+    if now is None or now.control != engine.control:
+        # Nobody looks at it any more, so only the call itself can tell.
+        return f"it was removed and is silent for {seconds:.0f} s" if seconds >= REMOVED_SECONDS else ""
+    if now.down and seconds >= patience:
+        return f"no sign of life for {seconds:.0f} s ({now.down})"
+    return ""
 
 
 def _unseen(entry: EngineEntry) -> Engine:

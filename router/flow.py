@@ -26,12 +26,12 @@ from deeplink.errors import DeadlineExceeded, DeeplinkError
 from deeplink.kvconnector import ticket as tickets
 from deeplink.router import body as bodies
 from deeplink.router import prefix, retry
-from deeplink.router.admission import Admission, Need
+from deeplink.router.admission import Need
 from deeplink.router.choice import Pair, Plain
+from deeplink.router.chooser import Chooser, Known
 from deeplink.router.control import Control
 from deeplink.router.engine import DEEPLINK, Engine
 from deeplink.router.exchange import Answer, Deliver, Exchange
-from deeplink.router.fleet import Fleet
 from deeplink.router.kind_deeplink import DeeplinkHanding
 from deeplink.router.kinds import Handing, Part, Tools
 from deeplink.router.load import Hold
@@ -64,8 +64,8 @@ class Flow:
 
     def __init__(
         self,
-        fleet: Fleet,
-        admission: Admission,
+        fleet: Known,
+        admission: Chooser,
         upstream: Upstream,
         control: Control,
         secret: bytes,
@@ -107,12 +107,18 @@ class Flow:
         """Delivers the answer. Raises DeeplinkError only if it has delivered nothing."""
         # What some engine does not serve another may; that costs nothing to find out.
         exchange.tries = self._section.retries if exchange.generates else len(self._fleet.table.engines)
-        choice: Plain | Pair
         if begun is not None:
-            need, choice = begun.need, Plain(begun.engine)
-        else:
-            need = self._need(exchange, await self._chains(exchange))
-            choice = await self._admission.choose(need)
+            await self._served(exchange, begun.need, Plain(begun.engine), deliver, begun)
+            return
+        need = self._need(exchange, await self._chains(exchange))
+        try:
+            await self._served(exchange, need, await self._admission.choose(need), deliver, None)
+        finally:
+            self._admission.settle(need)
+
+    async def _served(
+        self, exchange: Exchange, need: Need, choice: Plain | Pair, deliver: Deliver, begun: Begun | None
+    ) -> None:
         until = time.monotonic() + self._section.deadline
         avoid: set[str] = set()
         while True:
@@ -169,8 +175,9 @@ class Flow:
         table = self._fleet.table
         able = [engine for engine in table.engines if engine.events and not engine.down]
         asked = min(able, key=lambda engine: admission.load.requests[engine.name], default=None)
-        chains = await self._prompts.chains(exchange.body, asked, admission.index.sizes)
-        admission.guessed += chains is None
+        chains = await self._prompts.chains(exchange.body, asked, admission.sizes)
+        if chains is None:
+            admission.guess()
         return chains
 
     def _need(self, exchange: Exchange, chains: Chains | None) -> Need:
@@ -208,6 +215,7 @@ class Flow:
 
     async def _handoff(self, exchange: Exchange, pair: Pair, need: Need, until: float, deliver: Deliver) -> None:
         exchange.handoff = tickets.new_handoff()
+        self._admission.handing(need, exchange.handoff)
         exchange.prefill, exchange.decode = pair.prefill.name, pair.decode.name
         exchange.phase = "prefilling"
         exchange.cached = None
@@ -271,7 +279,7 @@ class Flow:
         there = await handing.offers(error) if pair.decode.name in retry.blamed(error, pair) else False
         if not there or exchange.tries <= 0 or time.monotonic() >= until:
             return None
-        other = self._admission.reader(pair, need, frozenset(tried))
+        other = await self._admission.reader(pair, need, frozenset(tried))
         if other is not None:
             exchange.tries -= 1
             exchange.tried += 1

@@ -13,9 +13,9 @@ from typing import Protocol
 from deeplink.errors import DeeplinkError
 from deeplink.router.body import Body
 from deeplink.router.choice import Pair
+from deeplink.router.chooser import Known
 from deeplink.router.engine import Engine, Said
 from deeplink.router.exchange import Answer, Exchange
-from deeplink.router.fleet import Fleet
 from deeplink.router.headers import Headers
 from deeplink.router.upstream import NotSent, Upstream
 
@@ -40,7 +40,7 @@ class Probe(Protocol):
 class Tools:
     """What a handoff may use. `fleet.later` runs what must outlive the request."""
 
-    fleet: Fleet
+    fleet: Known
     upstream: Upstream
     probe: Probe
 

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from deeplink.router.admission import Admission
-from deeplink.router.exchange import Exchange
+from deeplink.router.chooser import Ending
 from deeplink.router.fleet import Fleet
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -39,10 +39,10 @@ class Metrics(Collector):
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
-    def first_byte(self, exchange: Exchange, seconds: float) -> None:
+    def first_byte(self, exchange: Ending, seconds: float) -> None:
         self._first[exchange.kind].observe(seconds)
 
-    def ended(self, exchange: Exchange, status: str, code: str, seconds: float) -> None:
+    def ended(self, exchange: Ending, status: str, code: str, seconds: float) -> None:
         """A request has ended. `status` is that of its answer, or gone; `code` the typed error's, if it had one."""
         kind = exchange.kind
         self._requests[kind, status] += 1

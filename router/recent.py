@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 from typing import NamedTuple
 
-from deeplink.router.exchange import Exchange
+from deeplink.router.chooser import Ending, Live
 
 WINDOW = 60.0
 """Seconds that count as lately."""
@@ -27,15 +27,15 @@ class Recent:
     """`ends` counts handoffs by how they ended, since the router started."""
 
     def __init__(self) -> None:
-        self.live: dict[int, Exchange] = {}
+        self.live: dict[int, Live] = {}
         self.ends: Counter[str] = Counter()
         self.flows: Counter[tuple[str, str]] = Counter()
         self._ended: deque[Ended] = deque(maxlen=MAX_ENDED)
 
-    def begun(self, exchange: Exchange) -> None:
+    def begun(self, exchange: Live) -> None:
         self.live[id(exchange)] = exchange
 
-    def ended(self, exchange: Exchange, status: str, code: str, first: float, whole: float) -> None:
+    def ended(self, exchange: Ending, status: str, code: str, first: float, whole: float) -> None:
         self.live.pop(id(exchange), None)
         self._ended.append(Ended(time.monotonic(), exchange.kind, status, first, whole))
         for number, (prefill, decode, finished) in enumerate(exchange.ends, 1):

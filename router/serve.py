@@ -9,6 +9,7 @@ import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from deeplink.config import Config, RouterSection, RouterTlsSection
 from deeplink.errors import ConfigError
+from deeplink.router import inner
 from deeplink.router.app import make_app
 from deeplink.router.client import Client
 from deeplink.router.clients import Clients
@@ -52,10 +54,10 @@ def run(config: Config, secret: bytes, path: Path | None = None) -> None:
     Raises OSError if the address cannot be had, ConfigError for keys or certificates that cannot be used, PluginError
     for a policy that nobody has.
     """
-    _loop()(_run(config, secret, path))
+    loop_runner()(_run(config, secret, path))
 
 
-def _loop() -> Callable[[Coroutine[Any, Any, None]], None]:
+def loop_runner() -> Callable[[Coroutine[Any, Any, None]], None]:
     """What runs it: uvloop where that is installed."""
     try:
         import uvloop
@@ -70,14 +72,14 @@ async def _run(config: Config, secret: bytes, path: Path | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with serving(app, config.router) as port:
-        _spare_the_collector()
+        spare_the_collector()
         loop.add_signal_handler(signal.SIGHUP, app[LISTED].look_now)
         scheme = "https" if config.router.tls else "http"
         log.info("listening on %s://%s:%d", scheme, config.router.host, port)
         await stop.wait()
 
 
-def _spare_the_collector() -> None:
+def spare_the_collector() -> None:
     """What is there when a router begins to serve stays, and requests leave no cycles: looking for some after every few
     requests takes longer than serving them."""
     gc.collect()
@@ -96,7 +98,8 @@ async def serving(
     await runner.setup()
     try:
         api, loop = app[API], asyncio.get_running_loop()
-        api.server = runner.server
+        assert runner.server is not None
+        api.library = partial(inner.serve, runner.server)
         clients = Clients(api, section.max_connections, section.header_seconds)
         try:
             listening = await loop.create_server(

@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 
 from deeplink.errors import DecodeFailed, DeeplinkError, PrefillFailed, RouteError
 from deeplink.router import usage
-from deeplink.router.admission import Admission
 from deeplink.router.call import MAX_ANSWER, Calls, Opened, Relay
+from deeplink.router.chooser import Chooser, Known
 from deeplink.router.engine import Engine
 from deeplink.router.exchange import Answer, Deliver, Exchange
-from deeplink.router.fleet import Fleet
 from deeplink.router.headers import texts, to_client
 from deeplink.router.kinds import Handing, Part
 from deeplink.router.load import Hold
@@ -40,7 +39,7 @@ class Handed:
 class Stages:
     """Calls engines for `Flow`. `deadline` is only said in messages."""
 
-    def __init__(self, fleet: Fleet, admission: Admission, upstream: Upstream, deadline: float) -> None:
+    def __init__(self, fleet: Known, admission: Chooser, upstream: Upstream, deadline: float) -> None:
         self._fleet = fleet
         self._admission = admission
         self._calls = Calls(upstream, fleet)

@@ -247,16 +247,17 @@ class Fleet:
         lines = ["[router]", f"port = {port}", f"deadline = {deadline}", f'dispatch = "{dispatch}"']
         for one in running:
             lines += ["[[engines]]", f'name = "{one.engine.name}"', f'url = "{one.url}"']
-        return self._router(port, lines)
+        return self.router_of(port, lines).url
 
     def registry_router(self, key: str) -> str:
         """The router that engines may register with, of operators with this key; its URL."""
         keys = self.folder / "operators"
         keys.write_text(key)
         lines = ["[router]", f"port = {self.registry}", f'admin_keys_file = "{keys}"']
-        return self._router(self.registry, lines)
+        return self.router_of(self.registry, lines).url
 
-    def _router(self, port: int, lines: list[str]) -> str:
+    def router_of(self, port: int, lines: list[str]) -> Process:
+        """A router with this deeplink.toml."""
         name = f"router-{port}"
         file = self.folder / f"{name}.toml"
         file.write_text("\n".join(lines))
@@ -270,7 +271,7 @@ class Fleet:
         process.start()
         self._processes.append(process)
         process.wait_ready(20, "/v1/models")  # not /health: a router whose engines refuse each other is not healthy
-        return process.url
+        return process
 
     def close(self) -> None:
         for process in reversed(self._processes):

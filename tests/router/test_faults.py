@@ -13,6 +13,7 @@ import pytest
 
 from deeplink.router.parts import ADMISSION
 
+from .broken_net import Net
 from .fake_engine import CHUNKS, FakeEngine, make_contract, running
 from .fake_kinds import KINDS, Cache, Kin
 from .rig import Got, Rig, rig, router, until
@@ -79,6 +80,57 @@ def test_engines_killed_at_random(kind: str, dispatch: str) -> None:
             await killer
             await until(lambda: route.app[ADMISSION].load.idle)
             assert len(route.app[ADMISSION].queue) == 0
+
+    asyncio.run(asyncio.wait_for(test(), 55))
+    gc.collect()
+    assert sum(ends.values()) == REQUESTS
+    assert ends["well"] > 0.8 * REQUESTS, ends
+
+
+async def disturb(nets: list[Net], dice: random.Random, over: asyncio.Event) -> None:
+    while not over.is_set():
+        await asyncio.sleep(dice.uniform(0.02, 0.2))
+        await dice.choice(nets).fail(dice)
+
+
+def test_the_network_broken_at_random() -> None:
+    """Between the router and the engines, their control endpoints too: cut, refused, or silent for a moment."""
+    dice = random.Random("network")
+    engines = [
+        FakeEngine(name, make_contract(role), delay=0.01)
+        for name, role in (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode"), ("d1", "decode"))
+    ]
+    ends: Counter[str] = Counter()
+
+    async def client(route: Rig, numbers: list[int]) -> None:
+        while numbers:
+            streamed = numbers.pop() % 2 == 0
+            began = time.monotonic()
+            got = await route.complete({"prompt": "x", "stream": streamed})
+            assert time.monotonic() - began < DEADLINE + 2
+            ends[judge(got, streamed)] += 1
+
+    async def test() -> None:
+        section = {"deadline": DEADLINE, "poll": 0.05, "breaker_seconds": 0.1}
+        async with running(*engines):
+            nets = [Net(url) for engine in engines for url in (engine.url, engine.control)]
+            for net in nets:
+                await net.start()
+            for place, engine in enumerate(engines):
+                engine.url, engine.control = nets[2 * place].url, nets[2 * place + 1].url
+            try:
+                async with router(*engines, **section) as route:
+                    over = asyncio.Event()
+                    breaking = asyncio.create_task(disturb(nets, dice, over))
+                    numbers = list(range(REQUESTS))
+                    await asyncio.gather(*(client(route, numbers) for _ in range(AT_A_TIME)))
+                    over.set()
+                    await breaking
+                    await until(lambda: route.app[ADMISSION].load.idle)
+                    assert len(route.app[ADMISSION].queue) == 0
+            finally:
+                for net in nets:
+                    await net.stop()
 
     asyncio.run(asyncio.wait_for(test(), 55))
     gc.collect()

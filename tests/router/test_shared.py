@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import signal
 from collections.abc import AsyncIterator
@@ -252,6 +253,36 @@ def test_a_redis_that_dies_fails_no_request_and_one_that_comes_back_is_told_agai
                 await until(lambda: names(other) == {*"abc", "late"})
                 await asyncio.sleep(0.5)
                 assert names(one) == names(other) == {*"abc", "late"}
+
+    check(test)
+
+
+def test_a_redis_that_is_killed_at_random_fails_none_of_a_thousand_requests(tmp_path: Path) -> None:
+    """And nothing is left of their load at any router."""
+    dice = random.Random("redis")
+
+    async def test() -> None:
+        engines = [FakeEngine(name, make_contract("both"), delay=0.005) for name in "ab"]
+        async with running(*engines), routers(tmp_path, *engines) as (server, one, other):
+            numbers, killed = list(range(1000)), 0
+
+            async def client(route: Rig) -> None:
+                while numbers:
+                    numbers.pop()
+                    assert (await route.complete({"prompt": "x"})).status == 200
+
+            async def killer() -> None:
+                nonlocal killed
+                while numbers:
+                    await asyncio.sleep(dice.uniform(0.02, 0.2))
+                    await server.kill()
+                    killed += 1
+                    await asyncio.sleep(dice.uniform(0.0, 0.2))
+                    await server.start()
+
+            await asyncio.gather(killer(), *(client(route) for route in (one, other) for _ in range(8)))
+            assert killed > 1
+            await until(lambda: not any(any(r.app[ADMISSION].load.all(name)) for name in "ab" for r in (one, other)))
 
     check(test)
 
