@@ -29,6 +29,12 @@ class HandoffState(msgspec.Struct, frozen=True):
     reason: Reason | None = None
 
 
+class Stage(msgspec.Struct, frozen=True):
+    """How far a prefill is (`kvconnector.channel.BEGUN` and its like)."""
+
+    stage: int
+
+
 class Blocks(msgspec.Struct, frozen=True):
     total: int = 0
     held: int = 0
@@ -42,6 +48,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 _state = msgspec.json.Decoder(HandoffState)
+_stage = msgspec.json.Decoder(Stage)
 _status = msgspec.json.Decoder(Status)
 
 
@@ -92,6 +99,17 @@ class Control:
             return _state.decode(data) if status == 200 else None
         except (PeerGone, msgspec.DecodeError) as exc:
             log.debug("no state of handoff %s from %s: %s", handoff, url, exc)
+            return None
+
+    async def stage(self, url: str, handoff: str, known: int, seconds: float) -> int | None:
+        """How far the engine's prefill is, once it is further than `known` or after `seconds`; None if it does not
+        say."""
+        path = f"{url}/v1/handoffs/{handoff}/stage?known={known}&seconds={seconds:.3f}"
+        try:
+            status, data = await self._call("GET", path, MAX_STATE, seconds=seconds + SECONDS)
+            return _stage.decode(data).stage if status == 200 else None
+        except (PeerGone, msgspec.DecodeError) as exc:
+            log.debug("no stage of handoff %s from %s: %s", handoff, url, exc)
             return None
 
     async def cancel(self, url: str, handoff: str) -> None:

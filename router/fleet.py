@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from deeplink.router.kinds import Kind
 
 CANCEL_SECONDS = 2.0
+STAGE_SECONDS = 30.0
 # How long an engine may be silent on its control endpoint and on a stream before the stream is given up.
 # Long, because an engine under load may well miss a few looks.
 PATIENCE_SECONDS = 30.0
@@ -146,6 +147,15 @@ class Fleet:
         if engine.kind != DEEPLINK:
             return None
         return await self._control.handoff(engine.control, handoff)
+
+    async def stage(self, engine: Engine, handoff: str, known: int, until: float) -> int | None:
+        """How far the prefill of this handoff is (`kvconnector.channel.BEGUN` and its like) once it is further than
+        `known`. None if the engine does not say, or has not got further by `until` (of time.monotonic)."""
+        while (left := until - time.monotonic()) > 0:
+            stage = await self._control.stage(engine.control, handoff, known, min(left, STAGE_SECONDS))
+            if stage is None or stage > known:
+                return stage
+        return None
 
     def cancel(self, handoff: str, engines: Iterable[Engine]) -> None:
         """Cancel a handoff at these engines, in the background: the request that wants it may be cancelled

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deeplink.errors import DeeplinkError
 from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.channel import BEGUN, NOT_BEGUN
 from deeplink.router import body as bodies
 from deeplink.router import retry
 from deeplink.router.choice import Pair
@@ -21,7 +22,8 @@ STAGED = ("filling", "staged")
 
 @dataclass
 class DeeplinkHanding:
-    """One handoff. Whoever takes it over fetches under the same id, with a ticket of its own."""
+    """One handoff. Whoever takes it over fetches under the same id, with a ticket of its own. `early`: the decode
+    engine is asked while prefill may not have ended."""
 
     exchange: Exchange
     pair: Pair
@@ -31,8 +33,10 @@ class DeeplinkHanding:
     together: bool | None = None
     confirmed: bool = False
     linger: bool = False
+    early: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.early = self.together is True
         self._ticket = self._mint(self.pair.decode)
         self._consumer = self.pair.decode
 
@@ -49,8 +53,17 @@ class DeeplinkHanding:
         """Its control endpoint says what there is."""
 
     def decode(self, consumer: Engine) -> Part:
-        members = {bodies.PARAMS: bodies.params("consume", self._ticket, early=self.together is True)}
+        members = {bodies.PARAMS: bodies.params("consume", self._ticket, early=self.early)}
         return Part(bodies.decode(self.exchange.body, members), [])
+
+    async def begun(self) -> bool:
+        """Waits for something to be there that the decode engine can fetch. False where one of the two engines cannot
+        do with that."""
+        if not self.tools.fleet.early(self.pair.decode.name):
+            return False
+        stage = await self.tools.fleet.stage(self.pair.prefill, self.exchange.handoff, NOT_BEGUN, self.until)
+        self.early = stage == BEGUN
+        return stage is not None
 
     async def offers(self, error: DeeplinkError) -> bool:
         if retry.other_epoch(error):
