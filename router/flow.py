@@ -2,8 +2,8 @@
 
     arrived -> prefilling -> decoding -> done          a plain request starts with decoding
 
-Decode is asked when prefill is done, or both at once (`router.dispatch`); then the decode engine waits for the first
-chunk, and prefilling lasts until it answers.
+Decode is asked when prefill is done, once there is something to fetch, or at once (`router.dispatch`); asked early, the
+decode engine waits for what is still to come, and prefilling lasts until it answers.
 
 Nothing is sent to the client before the decoding engine's first bytes are here and are not an error. Until then every
 failure is an HTTP status with a typed error, or is made good by other engines: what prefill has staged is offered to

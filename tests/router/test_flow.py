@@ -816,6 +816,19 @@ def test_with_auto_a_client_that_leaves_before_prefill_has_begun() -> None:
     check(test)
 
 
+def test_data_parallel_ranks_are_addressed_on_either_side() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.declared["rank"], consumer.declared["rank"] = 1, 0
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ASK, headers={"X-Data-Parallel-Rank": "9"})
+            assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff")
+            for engine, rank in ((producer, "1"), (consumer, "0")):
+                assert engine.calls[0].headers.getall("x-data-parallel-rank") == [rank]
+
+    check(test)
+
+
 def test_sequential_is_sequential_whatever_engines_say() -> None:
     async def test() -> None:
         producer, consumer = pair()
