@@ -28,12 +28,14 @@ def narrow(fleet: Fleet, version: str) -> Pair:
 
 
 def test_a_claim_holds_nothing_before_its_prefill_has_begun(pair: Pair) -> None:
-    """Two are put off, and a request that is not handed over goes past them."""
+    """Two are put off, and a request that is not handed over goes past them. The router asks both engines at once here,
+    which by default it does not before there is something to fetch."""
+    router = pair.fleet.router(pair.prefill, pair.decode, dispatch="together")
     waiting = [completion(prompt(800, seed=9000 + index), 8) for index in range(2)]
     passing = completion(prompt(900, seed=9010), 8)
     with ThreadPoolExecutor(2) as pool:
         with frozen([pair.prefill.process]):
-            answers = [pool.submit(http, pair.router + "/v1/completions", body, seconds=90) for body in waiting]
+            answers = [pool.submit(http, router + "/v1/completions", body, seconds=90) for body in waiting]
             time.sleep(1.0)  # enough to be admitted, if it were to be
             assert pair.decode.held["blocks"] == 0
             assert len(token_ids(pair.decode.alone(passing))) == 8
