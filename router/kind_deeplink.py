@@ -58,8 +58,9 @@ class DeeplinkHanding:
 
     async def begun(self) -> bool:
         """Waits for something to be there that the decode engine can fetch. False where one of the two engines cannot
-        do with that."""
-        if not self.tools.fleet.early(self.pair.decode.name):
+        do with that, and on one host: there is no link whose time could be hidden, and the decode engine that waits
+        takes the prefill engine's cores."""
+        if not self.tools.fleet.early(self.pair.decode.name) or _host(self.pair.prefill) == _host(self.pair.decode):
             return False
         stage = await self.tools.fleet.stage(self.pair.prefill, self.exchange.handoff, NOT_BEGUN, self.until)
         self.early = stage == BEGUN
@@ -89,3 +90,9 @@ class DeeplinkHanding:
         milliseconds = min(max(1, math.ceil((self.until - time.monotonic()) * 1000)), 86_400_000)
         ticket = tickets.issue(self.exchange.handoff, producer.contract, consumer.contract, agreement, milliseconds)
         return tickets.mint(ticket, self.secret)
+
+
+def _host(engine: Engine) -> str:
+    """Where its cache is, as its peers reach it."""
+    assert engine.contract is not None
+    return engine.contract.ranks[0].channel.rpartition(":")[0]

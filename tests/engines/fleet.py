@@ -257,19 +257,21 @@ class Fleet:
         self.start(running)
 
     def router(self, *running: Running, deadline: float = 30.0, dispatch: str = "auto") -> str:
-        """A router in front of these engines; its URL."""
+        """A router in front of these engines; its URL. By default it asks one engine after the other, as all are on
+        one host."""
         (port,) = engines.free_ports(1)
         lines = ["[router]", f"port = {port}", f"deadline = {deadline}", f'dispatch = "{dispatch}"']
         for one in running:
             lines += ["[[engines]]", f'name = "{one.engine.name}"', f'url = "{one.url}"']
         return self._router(port, lines)
 
-    def registry_router(self, key: str) -> str:
-        """The router that engines may register with, of operators with this key; its URL."""
+    def registry_router(self, key: str, port: int | None = None) -> str:
+        """The router that engines may register with, of operators with this key; its URL. It is ready once one has."""
+        port = self.registry if port is None else port
         keys = self.folder / "operators"
         keys.write_text(key)
-        lines = ["[router]", f"port = {self.registry}", f'admin_keys_file = "{keys}"']
-        return self._router(self.registry, lines)
+        lines = ["[router]", f"port = {port}", f'admin_keys_file = "{keys}"']
+        return self._router(port, lines)
 
     def _router(self, port: int, lines: list[str]) -> str:
         name = f"router-{port}"
@@ -294,7 +296,8 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prefill engine with blocks of 64 tokens, a decode engine with 128, and a router in front."""
+    """A prefill engine with blocks of 64 tokens, a decode engine with 128, and a router in front, which asks both at once:
+    so what comes early is met in all tests."""
 
     fleet: Fleet
     prefill: Running

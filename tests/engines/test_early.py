@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fleet import VERSIONS, Fleet, Pair, completion, http, prompt, quiet, token_ids
 
+from deeplink.kvconnector.channel import COMPLETE
 from deeplink.local.process import frozen
 
 SHORT = ("--max-num-batched-tokens", "128")
@@ -24,18 +25,16 @@ def narrow(fleet: Fleet, version: str) -> Pair:
     prefill = fleet.prepare(f"early-p-{version}", "prefill", block_size=32, flags=SHORT, config=config, **more)
     decode = fleet.prepare(f"early-d-{version}", "decode", block_size=64, flags=FEW, **more)
     fleet.start(prefill, decode)
-    return Pair(fleet, prefill, decode, fleet.router(prefill, decode))
+    return Pair(fleet, prefill, decode, fleet.router(prefill, decode, dispatch="together"))
 
 
 def test_a_claim_holds_nothing_before_its_prefill_has_begun(pair: Pair) -> None:
-    """Two are put off, and a request that is not handed over goes past them. The router asks both engines at once here,
-    which by default it does not before there is something to fetch."""
-    router = pair.fleet.router(pair.prefill, pair.decode, dispatch="together")
+    """Two are put off, and a request that is not handed over goes past them."""
     waiting = [completion(prompt(800, seed=9000 + index), 8) for index in range(2)]
     passing = completion(prompt(900, seed=9010), 8)
     with ThreadPoolExecutor(2) as pool:
         with frozen([pair.prefill.process]):
-            answers = [pool.submit(http, router + "/v1/completions", body, seconds=90) for body in waiting]
+            answers = [pool.submit(http, pair.router + "/v1/completions", body, seconds=90) for body in waiting]
             time.sleep(1.0)  # enough to be admitted, if it were to be
             assert pair.decode.held["blocks"] == 0
             assert len(token_ids(pair.decode.alone(passing))) == 8
@@ -55,6 +54,8 @@ def test_some_of_a_cache_is_on_its_way_before_prefill_has_ended(pair: Pair) -> N
     http(pair.router + "/v1/completions", completion(prompt(40, seed=9101), 2))  # its end is told at the next step
     quiet(pair.prefill, pair.decode)
     assert pair.prefill.metric("vllm:deeplink_kv_early_bytes_total") > before
+    stage = f"/v1/handoffs/{answer.headers['x-deeplink-handoff']}/stage?seconds=5"
+    assert pair.prefill.control(stage).json == {"stage": COMPLETE}
 
 
 def many(pair: Pair, requests: int, seed: int) -> None:

@@ -8,17 +8,24 @@ from collections.abc import Iterator
 import pytest
 from fleet import Fleet, Running, claim, completion, hand_over, http, prompt, quiet, token_ids
 
+from deeplink.local.engines import free_ports
+
 pytestmark = pytest.mark.long
 
 KEY = "operator-of-replicas"
 
 
 @pytest.fixture(scope="module")
-def engines(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
+def registry() -> int:
+    """The port of a router that is started later."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def engines(fleet: Fleet, registry: int) -> Iterator[tuple[Running, Running]]:
     """Two replicas, which register, and one."""
     more = {"model": fleet.tiny("four-heads"), "kv_mib": 64}
-    router = fleet.registry_router(KEY)
-    flags = ("--data-parallel-size", "2", "--deeplink-router", router)
+    flags = ("--data-parallel-size", "2", "--deeplink-router", f"http://127.0.0.1:{registry}")
     two = fleet.prepare("replicas", "both", block_size=64, flags=flags, **more)
     one = fleet.prepare("whole", "both", block_size=128, **more)
     fleet.start(two, one)
@@ -72,9 +79,9 @@ def test_a_ticket_at_the_wrong_replica_is_refused_by_name(engines: tuple[Running
         quiet(ours, theirs, one)
 
 
-def test_each_registers_and_is_asked(fleet: Fleet, engines: tuple[Running, Running]) -> None:
+def test_each_registers_and_is_asked(fleet: Fleet, engines: tuple[Running, Running], registry: int) -> None:
     """The router names the replica in each request, so both get some."""
-    router = f"http://127.0.0.1:{fleet.registry}"
+    router = fleet.registry_router(KEY, registry)
     end = time.monotonic() + 30
     while len(known := http(f"{router}/deeplink/v1/engines", token=KEY).json["engines"]) < 2:
         assert time.monotonic() < end, known

@@ -751,13 +751,21 @@ def test_together_both_are_asked_with_one_ticket_before_prefill_is_done() -> Non
     check(test)
 
 
+def apart() -> tuple[FakeEngine, FakeEngine]:
+    """On hosts of their own, by where their caches are."""
+    producer, consumer = pair()
+    producer.contract, consumer.contract = make_contract("prefill", channel="10.0.0.1:41"), make_contract("decode")
+    consumer.early, producer.stages = True, asyncio.Queue()
+    return producer, consumer
+
+
 @pytest.mark.parametrize(("stage", "early"), [(BEGUN, True), (COMPLETE, False)])
 def test_with_auto_decode_is_asked_once_there_is_something_to_fetch(stage: int, early: bool) -> None:
     """Before that it would have a request that it can only look at again and again."""
 
     async def test() -> None:
-        producer, consumer = pair()
-        producer.delay, producer.stages, consumer.early = 5, asyncio.Queue(), True
+        producer, consumer = apart()
+        producer.delay = 5
         async with rig(producer, consumer, dispatch="auto") as route:
             task = asyncio.create_task(route.complete(ASK))
             await until(lambda: producer.calls and producer.watched)
@@ -774,12 +782,17 @@ def test_with_auto_decode_is_asked_once_there_is_something_to_fetch(stage: int, 
     check(test)
 
 
-@pytest.mark.parametrize("knows", ["decode does not", "prefill does not", "prefill is first"])
+@pytest.mark.parametrize("knows", ["decode does not", "prefill does not", "prefill is first", "one host"])
 def test_with_auto_decode_is_asked_when_prefill_is_done_where_nobody_says_that_it_has_begun(knows: str) -> None:
+    """Nor is it asked earlier where there is no link whose time could be hidden."""
+
     async def test() -> None:
-        producer, consumer = pair()
+        producer, consumer = apart()
         producer.delay, consumer.early = 0.1, knows != "decode does not"
-        producer.stages = None if knows == "prefill does not" else asyncio.Queue()
+        if knows == "prefill does not":
+            producer.stages = None
+        if knows == "one host":
+            producer.contract = make_contract("prefill")
         async with rig(producer, consumer, dispatch="auto") as route:
             got = await route.complete(ASK)
             assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff")
@@ -793,8 +806,8 @@ def test_with_auto_decode_is_asked_when_prefill_is_done_where_nobody_says_that_i
 @pytest.mark.parametrize(("status", "seen"), [(400, 400), (500, 502)])
 def test_with_auto_a_prefill_that_fails_is_not_waited_for(status: int, seen: int) -> None:
     async def test() -> None:
-        producer, consumer = pair()
-        producer.answer, producer.stages, consumer.early = answers(status), asyncio.Queue(), True
+        producer, consumer = apart()
+        producer.answer = answers(status)
         async with rig(producer, consumer, dispatch="auto", retries=0) as route:
             assert (await route.complete(ASK)).status == seen
             assert not consumer.calls
@@ -804,8 +817,8 @@ def test_with_auto_a_prefill_that_fails_is_not_waited_for(status: int, seen: int
 
 def test_with_auto_a_client_that_leaves_before_prefill_has_begun() -> None:
     async def test() -> None:
-        producer, consumer = pair()
-        producer.delay, producer.stages, consumer.early = 5, asyncio.Queue(), True
+        producer, consumer = apart()
+        producer.delay = 5
         async with rig(producer, consumer, dispatch="auto") as route:
             task = asyncio.create_task(route.complete(ASK))
             await until(lambda: producer.calls and producer.watched)
