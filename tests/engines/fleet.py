@@ -296,8 +296,8 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prefill engine with blocks of 64 tokens, a decode engine with 128, and a router in front, which asks both at once:
-    so what comes early is met in all tests."""
+    """A prefill engine with blocks of 64 tokens, a decode engine with 128, and a router in front. It asks both at once,
+    so that what comes early is met in all tests."""
 
     fleet: Fleet
     prefill: Running
