@@ -41,9 +41,9 @@ import pd_load
 from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink import secret
-from deeplink.kvconnector import channel
 from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.handoff import BEGUN
 from deeplink.kvconnector.negotiate import Agreement, negotiate
 from deeplink.local import client, engines, environment, model, overlay
 from deeplink.local.engines import Engine
@@ -254,7 +254,7 @@ def at_once(pair: Pair) -> Callable[[list[int]], Iterator[float]]:
         produce = {**body(prompt, 1), **parameters("produce", text)}
         prefilling = threading.Thread(target=post, args=(pair.prefill, produce), daemon=True)
         prefilling.start()
-        consume = parameters("consume", text, early=begun(pair.prefill, name, token) == channel.BEGUN)
+        consume = parameters("consume", text, early=begun(pair.prefill, name, token) == BEGUN)
         yield from stream(pair.decode, {**body(prompt, DECODED), **consume, "stream": True})
         prefilling.join(SECONDS)
 

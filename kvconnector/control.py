@@ -25,7 +25,7 @@ from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import metrics
 from deeplink.kvconnector.contract import MAX_NAME
-from deeplink.kvconnector.handoff import merged
+from deeplink.kvconnector.handoff import COMPLETE, NOT_BEGUN, merged
 from deeplink.kvconnector.stages import Stages
 from deeplink.kvconnector.tls import Tls
 
@@ -164,7 +164,7 @@ class Control:
 
     async def _get_stage(self, request: web.Request) -> web.Response:
         """Answered once the prefill is further than `known`, or after `seconds`."""
-        known = _number(request, "known", ch.NOT_BEGUN, ch.COMPLETE)
+        known = _number(request, "known", NOT_BEGUN, COMPLETE)
         seconds = _number(request, "seconds", 0, MAX_WAIT_SECONDS)
         return web.json_response({"stage": await self._stages.further(_handoff(request), int(known), seconds)})
 

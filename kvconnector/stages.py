@@ -28,7 +28,7 @@ class Stages:
         self._closed = False
 
     async def further(self, handoff: str, known: int, seconds: float) -> int:
-        """The stage of a handoff (`channel.BEGUN` and its like), once it is further than `known`; or what is known of
+        """The stage of a handoff (`handoff.BEGUN` and its like), once it is further than `known`; or what is known of
         it after `seconds`, or when this is closed."""
         until = time.monotonic() + seconds
         self._asking[handoff] += 1

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError
 from deeplink.kvconnector import channel as ch
+from deeplink.kvconnector.handoff import COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.ticket import Ticket
 from deeplink.kvconnector.tls import Tls
 
@@ -28,7 +29,7 @@ RETRY_SECONDS = 0.2
 
 @dataclass(slots=True)
 class _Watched:
-    stage: int = ch.NOT_BEGUN
+    stage: int = NOT_BEGUN
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class Watching:
         self._lock = threading.Lock()
 
     def stage(self, ticket: Ticket, until: float) -> int:
-        """How far the prefill is, as far as is known (`channel.NOT_BEGUN` and its like). The first call starts to
+        """How far the prefill is, as far as is known (`handoff.NOT_BEGUN` and its like). The first call starts to
         watch, `forget` ends it; from `until` (of time.monotonic()) on nothing is waited for any more. Does not wait."""
         # All ranks stage in the same steps.
         return self.stage_at(ticket.channels[0], ticket.handoff, until)
@@ -61,7 +62,7 @@ class Watching:
         with self._lock:
             source = self._sources.setdefault(address, _Source())
             watched = source.handoffs.setdefault(handoff, _Watched())
-            start = watched.stage < ch.COMPLETE and not source.looked_after
+            start = watched.stage < COMPLETE and not source.looked_after
             source.looked_after |= start
         if start:
             thread = threading.Thread(target=self._run, args=(address, source), name="deeplink-watch", daemon=True)
@@ -69,7 +70,7 @@ class Watching:
                 thread.start()
             except RuntimeError:  # the process may have no more threads
                 self._give_up(source)
-        return ch.COMPLETE if time.monotonic() >= until else watched.stage
+        return COMPLETE if time.monotonic() >= until else watched.stage
 
     def forget(self, ticket: Ticket) -> None:
         """It is no longer to be claimed, or has been."""
@@ -121,7 +122,7 @@ class Watching:
     def _waited_for(self, source: _Source) -> list[tuple[str, int]]:
         """Names and stages. Empty: the thread that asked has nothing more to do, and is not counted on."""
         with self._lock:
-            found = [(name, one.stage) for name, one in source.handoffs.items() if one.stage < ch.COMPLETE]
+            found = [(name, one.stage) for name, one in source.handoffs.items() if one.stage < COMPLETE]
             source.looked_after = bool(found)
             return found
 
@@ -143,7 +144,7 @@ class Watching:
         with self._lock:
             source.looked_after = False
             for watched in source.handoffs.values():
-                watched.stage = ch.COMPLETE
+                watched.stage = COMPLETE
         self._tell()
 
     def _tell(self) -> None:

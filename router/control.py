@@ -30,7 +30,7 @@ class HandoffState(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """How far a prefill is (`kvconnector.channel.BEGUN` and its like)."""
+    """How far a prefill is (`kvconnector.handoff.BEGUN` and its like)."""
 
     stage: int
 

@@ -149,7 +149,7 @@ class Fleet:
         return await self._control.handoff(engine.control, handoff)
 
     async def stage(self, engine: Engine, handoff: str, known: int, until: float) -> int | None:
-        """How far the prefill of this handoff is (`kvconnector.channel.BEGUN` and its like) once it is further than
+        """How far the prefill of this handoff is (`kvconnector.handoff.BEGUN` and its like) once it is further than
         `known`. None if the engine does not say, or has not got further by `until` (of time.monotonic)."""
         while (left := until - time.monotonic()) > 0:
             stage = await self._control.stage(engine.control, handoff, known, min(left, STAGE_SECONDS))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fleet import VERSIONS, Fleet, Pair, completion, http, prompt, quiet, token_ids
 
-from deeplink.kvconnector.channel import COMPLETE
+from deeplink.kvconnector.handoff import COMPLETE
 from deeplink.local.process import frozen
 
 SHORT = ("--max-num-batched-tokens", "128")

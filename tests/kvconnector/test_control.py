@@ -19,8 +19,8 @@ from wires import eventually
 from deeplink.errors import ConfigError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
-from deeplink.kvconnector.channel import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.control import Blocks, Control
+from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.tally import SECONDS
 from deeplink.secret import control_token, derive
 

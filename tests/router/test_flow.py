@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from deeplink.errors import Reason
-from deeplink.kvconnector.channel import BEGUN, COMPLETE, NOT_BEGUN
+from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 
 from .fake_engine import (
     CHUNKS,
