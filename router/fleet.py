@@ -16,7 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deeplink.config import Config, EngineEntry
-from deeplink.errors import DeeplinkError
+from deeplink.errors import ConfigError, DeeplinkError
+from deeplink.kvconnector.contract import Contract
 from deeplink.registry import Registry
 from deeplink.router.choice import Table, table
 from deeplink.router.control import Control, HandoffState, Status
@@ -210,7 +211,7 @@ class Fleet:
             elif old.foreign:
                 new = replace(old, said=await self._said(old), down="")
             else:
-                new = replace(old, contract=await self._control.contract(old.control), down="")
+                new = replace(old, contract=_of_rank(await self._control.contract(old.control), old), down="")
                 status = await self._control.status(old.control)
         except DeeplinkError as exc:
             new = replace(old, down=str(exc))
@@ -250,6 +251,19 @@ class Fleet:
     def _changed(self) -> None:
         self._table = table(self._engines.values(), self._table)
         self.on_change()
+
+
+def _of_rank(contract: Contract, engine: Engine) -> Contract:
+    """Raises ConfigError for that of another data-parallel rank than requests would name."""
+    if (rank := contract.ranks[0].dp) != (engine.rank or 0):
+        raise ConfigError(
+            f"the control endpoint {engine.control} is that of another data-parallel rank",
+            field="rank",
+            ours="none" if engine.rank is None else str(engine.rank),
+            theirs=str(rank),
+            remedy=f"set rank = {rank} for this engine, or control to the endpoint of its rank",
+        )
+    return contract
 
 
 def _unseen(entry: EngineEntry) -> Engine:

@@ -8,10 +8,12 @@ import re
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from deeplink.errors import Reason
+from deeplink.kvconnector.contract import Contract
 from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 
 from .fake_engine import (
@@ -829,15 +831,35 @@ def test_with_auto_a_client_that_leaves_before_prefill_has_begun() -> None:
     check(test)
 
 
+def of_rank(contract: Contract, dp: int) -> Contract:
+    ranks = tuple(msgspec.structs.replace(rank, dp=dp) for rank in contract.ranks)
+    return msgspec.structs.replace(contract, ranks=ranks)
+
+
 def test_data_parallel_ranks_are_addressed_on_either_side() -> None:
     async def test() -> None:
         producer, consumer = pair()
         producer.declared["rank"], consumer.declared["rank"] = 1, 0
+        producer.contract = of_rank(producer.contract, 1)
         async with rig(producer, consumer) as route:
             got = await route.complete(ASK, headers={"X-Data-Parallel-Rank": "9"})
             assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff")
             for engine, rank in ((producer, "1"), (consumer, "0")):
                 assert engine.calls[0].headers.getall("x-data-parallel-rank") == [rank]
+
+    check(test)
+
+
+@pytest.mark.parametrize(("said", "stated"), [(None, 1), (1, 0), (2, 1)])
+def test_the_contract_of_another_rank_than_requests_would_name_is_refused(said: int | None, stated: int) -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.declared["rank"], producer.contract = said, of_rank(producer.contract, stated)
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ASK)
+            assert got.status == 503
+            assert f"set rank = {stated} for this engine" in got.data.decode()
+            assert not producer.calls
 
     check(test)
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -109,6 +110,8 @@ def test_data_parallel_ranks_are_engines_of_their_own(at: RouterAt) -> None:
 
     async def test() -> None:
         one, two = (FakeEngine(name, make_contract("both")) for name in "ab")
+        second = msgspec.structs.replace(two.contract.ranks[0], dp=1)
+        two.contract = msgspec.structs.replace(two.contract, ranks=(second,))
         async with running(one, two), at.up() as app:
             made = [
                 Registration(at.url, Presence("r", one.url, each.control, each.contract.epoch, rank=rank), SECRET)
