@@ -42,6 +42,9 @@ from deeplink.kvconnector.transport.base import Link, Transport
 
 log = logging.getLogger(__name__)
 
+SHARE = 8
+"""A chunk that goes to several ranks takes at most one of so many parts of the staging."""
+
 
 class Producer:
     """All handoffs this process produces. `rank` is its place among the ranks of its engine."""
@@ -64,7 +67,9 @@ class Producer:
         self._epoch = epoch
         tile = TILE * max((group.wire().token_bytes for group in groups), default=0)
         self._chunk_bytes = min(chunk_bytes, max(staging.capacity // 2, tile))
-        self._kept_free = max(self._chunk_bytes, tile)
+        heads = max((group.heads[1] - group.heads[0] for group in groups), default=1)
+        self._largest = max(self._chunk_bytes, min(chunk_bytes * heads, staging.capacity // SHARE))
+        self._kept_free = max(self._largest, tile)
         self._rank = rank
         self._offers = Offers(staging, ledger)
 
@@ -234,7 +239,7 @@ class Producer:
                 remedy="let the prefill engine compute as many tokens as the decode engine goes on from, and no more",
             )
         form = group.wire(offer.wire[index])
-        for chunk in chunks(start, limit, self._chunk_bytes // form.token_bytes):
+        for chunk in chunks(start, limit, self._chunk_of(offer, group) // form.token_bytes):
             piece = self._room(offer, form.length(chunk.tokens))
             if piece is None:
                 return False
@@ -249,6 +254,12 @@ class Producer:
             if not self._offers.stage(offer, Staged(index, chunk, piece)):
                 return False
         return True
+
+    def _chunk_of(self, offer: Offer, group: Group) -> int:
+        """Bytes of a chunk, of which as many ranks as have heads of their own each take their part. A push is what the
+        messages about it are made for: two of 4 MiB cost a tenth more than one of 8."""
+        parts = min(offer.expected, group.heads[1] - group.heads[0])
+        return min(self._chunk_bytes * max(parts, 1), self._largest)
 
     def _room(self, offer: Offer, length: int) -> Piece | None:
         """What nobody fetches yet leaves room for a chunk of what is being fetched. Else a decode engine could have

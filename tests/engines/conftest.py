@@ -77,6 +77,6 @@ def pair(fleet: Fleet, unlike: tuple[Running, Running]) -> Pair:
     consent = fleet.folder / "prefill.toml"
     consent.write_text('[kv]\ncasts = ["float32->float16"]\n')
     prefill = fleet.prepare("prefill", "prefill", block_size=64, flags=small, config=consent)
-    decode = fleet.prepare("decode", "decode", block_size=128)
+    decode = fleet.prepare("decode", "decode", worker=True, block_size=128)
     fleet.start(prefill, decode, *unlike)
     return Pair(fleet, prefill, decode, fleet.router(prefill, decode, dispatch="together"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import msgspec
@@ -17,10 +17,12 @@ from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.contract import CacheGroup
 from deeplink.kvconnector.convert import storage_dtype
 from deeplink.kvconnector.group import Group
-from deeplink.kvconnector.plan import Chunk, chunks
+from deeplink.kvconnector.plan import TILE, Chunk, chunks
 from deeplink.kvconnector.shares import Needs, held
+from deeplink.kvconnector.transport.base import Push
 
 MLA = "block token dim"
+CHUNK = 64 << 10
 Start = Callable[..., Engine]
 
 
@@ -100,6 +102,25 @@ def test_latent_vectors_are_on_every_rank(start: Start) -> None:
     # Two consumers need two of the four copies; the other two ranks stage nothing.
     assert agreement.takes == ((0,), (1,))
     assert [e._ledger.get(ticket.handoff).kv_bytes > 0 for e in a.endpoints] == [True, True, False, False]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("heads", "theirs", "parts"), [(4, 1, 1), (4, 2, 2), (4, 4, 4), (2, 4, 2), (1, 2, 1)])
+def test_a_push_is_as_large_however_many_ranks_share_a_chunk(start: Start, heads: int, theirs: int, parts: int) -> None:
+    """Its messages cost the same for half of it. Ranks with copies of a head do not share: each takes all of it."""
+    a = start(Shape((group(HND, 16, heads, 3),), blocks=90), "prefill", 1, chunk=CHUNK, transport=Meddling)
+    b = start(Shape((group(HND, 16, heads, 3),), theirs, blocks=90), "decode", 2)
+    links = a.endpoints[0].transports.running["tcp"]
+    assert isinstance(links, Meddling)
+    sizes: list[int] = []
+
+    def note(pushes: Sequence[Push]) -> Sequence[Push]:
+        sizes.append(sum(push.source.nbytes for push in pushes))
+        return pushes
+
+    links.meddle = note
+    hand_over(a, b, 1400, [list(range(88))], [list(range(88))])
+    per_token = a.held[0][0].wire().token_bytes // parts
+    assert max(sizes) == CHUNK // per_token // TILE * TILE * per_token
 
 
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
