@@ -26,7 +26,7 @@ def engines(fleet: Fleet, registry: int) -> Iterator[tuple[Running, Running]]:
     """Two replicas, which register, and one."""
     more = {"model": fleet.tiny("four-heads"), "kv_mib": 64}
     flags = ("--data-parallel-size", "2", "--deeplink-router", f"http://127.0.0.1:{registry}")
-    two = fleet.prepare("replicas", "both", block_size=64, flags=flags, **more)
+    two = fleet.prepare("replicas", "both", worker=True, block_size=64, flags=flags, **more)
     one = fleet.prepare("whole", "both", block_size=128, **more)
     fleet.start(two, one)
     yield two, one
