@@ -21,10 +21,12 @@ from deeplink.solver import catalogue, importers, table
 from deeplink.solver.rates import Measurement
 
 DATA = Path(__file__).parents[1] / "solver" / "data"
-START = (0.5, 0.7, 6e-5, 0.5, 0.7)
+START = (0.5, 0.7, 6e-5, 0.5, 0.7, 0.5, 1e-5)
 """Reached parts of compute for an operation a watt a second, and of memory; seconds of a layer; the power with which
-watts count; reached part of the link."""
-_MOST = (1.0, 1.0, 1e-2, 1.0, 1.0)
+watts count; reached part of the link; the power with which the heads that share a head of the cache count, for kernels
+of that time gave each head a block of threads of its own, which reads it; seconds until all chips of a layer have met,
+for each doubling of their number."""
+_MOST = (1.0, 1.0, 1e-2, 1.0, 1.0, 1.0, 1e-3)
 _PULL = 0.01
 Array = NDArray[np.float64]
 
@@ -81,7 +83,8 @@ def _settings() -> tuple[NDArray[np.str_], NDArray[np.bool_], Array, Array]:
 
 
 def _features(row: Measurement) -> list[float]:
-    """Seconds at the peaks: operations, memory, all-reduces; layers; watts for 10^12 operations a second."""
+    """Seconds at the peaks: operations, weights, cache, all-reduces; layers; watts for 10^12 operations a second; heads
+    that share one of the cache; meetings of chips."""
     model, chip = catalogue.known_models()[row.model], catalogue.chip(row.chip)
     step, tp = row.step, row.tp
     new = step.requests * step.tokens
@@ -89,15 +92,25 @@ def _features(row: Measurement) -> list[float]:
     kv = step.requests * (step.context + step.tokens) * model.kv_bytes("float16") / min(tp, model.kv_heads)
     told = model.layers * 2 * new * model.hidden * 2.0 * 2 * (tp - 1) / tp / chip.link
     peak = chip.peak(model.bits)
-    read = (model.read_bytes(new) / tp + kv) / chip.bandwidth
-    return [flops / tp / peak, read, told, float(model.layers), chip.watts / (peak / 1e12)]
+    weights = model.read_bytes(new) / tp
+    return [
+        flops / tp / peak,
+        weights / chip.bandwidth,
+        kv / chip.bandwidth,
+        told,
+        float(model.layers),
+        chip.watts / (peak / 1e12),
+        model.heads / model.kv_heads,
+        model.layers * 2 * math.log2(tp),
+    ]
 
 
 def _times(numbers: Array, of: Array) -> Array:
-    compute, memory, layer, power, link = numbers
-    flops, read, told, layers, watts = of.T
+    compute, memory, layer, power, link, shared, meeting = numbers
+    flops, weights, cache, told, layers, watts, sharing, meetings = of.T
     reached = np.minimum(compute * watts**power, 0.95)
-    found_: Array = np.maximum(flops / reached, read / memory) + told / link + layers * layer
+    read = (weights + cache * sharing**shared) / memory
+    found_: Array = np.maximum(flops / reached, read) + told / link + layers * layer + meetings * meeting
     return found_
 
 

@@ -2,10 +2,10 @@
 
 A run keeps `c` requests at a time going, of which as many are in a step as the cache has room for. A token takes a
 decode step, plus its share of the prompts that are prefilled meanwhile: in as many steps as an answer has tokens, all
-requests of a step end, and as many are begun. The step and the prefill are the solver's
-roofline with the reached fractions of the peaks, the time of a layer, the time of a sequence and what two chips have to
-tell each other in every layer. These nine numbers are fitted to all runs of two models, with a pull towards round
-values, and predict the third; `pattern` is a deterministic search.
+requests of a step end, and as many are begun. (`silicon_ttft.py` replays the requests instead, with the same rates.)
+The step and the prefill are the solver's roofline with the reached fractions of the peaks, the time of a layer, the
+time of a sequence and what two chips have to tell each other in every layer. These nine numbers are fitted to all runs
+of two models, with a pull towards round values, and predict the third; `pattern` is a deterministic search.
 """
 
 from __future__ import annotations
@@ -79,6 +79,13 @@ class Run:
     tp: int
     ttft: float
     tpot: float
+    inferencex: bool
+    """Whether InferenceX measured it, and not those who made aiconfigurator."""
+
+    @property
+    def cache_dtype(self) -> str:
+        """As InferenceX asks for it (its `benchmarks/70b_fp8_*.sh`); others do not."""
+        return "float8_e4m3fn" if self.inferencex else "bfloat16"
 
 
 def runs() -> list[Run]:
@@ -101,6 +108,7 @@ def runs() -> list[Run]:
                     int(row["tp_size"]),
                     float(row["silicon_ttft_ms"]) / 1e3,
                     float(row["silicon_tpot_ms"]) / 1e3,
+                    not row["backend_version"],
                 )
             )
     return found
@@ -115,14 +123,13 @@ def features(run: Run) -> list[float]:
     told = shape.layers * 2 * shape.hidden * 2.0 * 2 * (tp - 1) / tp / chip.link
     head = shape.hidden * CONFIGS[run.model]["vocab_size"]
     prefill = 2 * (shape.active - head) * prompt / chip.peak(shape.bits)
-    attention = shape.attention_flops(prompt, (prompt + 1) / 2) / chip.peak(16)
     return [
         shape.read_bytes(together) / tp / chip.bandwidth,
-        together * context * shape.kv_bytes("bfloat16") / min(tp, shape.kv_heads) / chip.bandwidth,
+        together * context * shape.kv_bytes(run.cache_dtype) / min(tp, shape.kv_heads) / chip.bandwidth,
         2 * shape.active * together / tp / chip.peak(shape.bits),
         told * together,
         float(shape.layers),
-        (prefill + attention) / tp,
+        prefill / tp + attention(run),
         told * prompt,
         float(together),
         float(run.output),
@@ -132,12 +139,24 @@ def features(run: Run) -> list[float]:
 
 def fits(run: Run) -> float:
     """How many of the requests have their cache on the chips at a time."""
+    return min(float(run.together), max(room(run) / (run.prompt + run.output / 2), 1.0))
+
+
+def room(run: Run) -> float:
+    """Tokens whose cache the chips hold."""
     shape, chip = _model(run.model, run.fp8), catalogue.chip(run.chip)
-    copies = max(run.tp / shape.kv_heads, 1.0)
-    room = chip.memory * run.tp * USED - shape.weight_bytes
-    # TensorRT-LLM keeps a cache of 8 bits beside weights of 8 bits; others do not unless told to.
-    token = shape.kv_bytes("bfloat16") * copies / (2 if run.fp8 and run.engine == "trtllm" else 1)
-    return min(float(run.together), max(room / (token * (run.prompt + run.output / 2)), 1.0))
+    left = chip.memory * run.tp * USED - shape.weight_bytes
+    if run.engine == "trtllm":  # takes its part of what the weights leave
+        left = (chip.memory * run.tp - shape.weight_bytes) * USED
+    # TensorRT-LLM also keeps a cache of 8 bits beside weights of 8 bits, which it does not read any faster.
+    dtype = "float8_e4m3fn" if run.fp8 and run.engine == "trtllm" else run.cache_dtype
+    return left / (shape.kv_bytes(dtype) * max(run.tp / shape.kv_heads, 1.0))
+
+
+def attention(run: Run) -> float:
+    """Seconds of a prompt's attention at the peak."""
+    shape, chip = _model(run.model, run.fp8), catalogue.chip(run.chip)
+    return shape.attention_flops(run.prompt, (run.prompt + 1) / 2) / chip.peak(16) / run.tp
 
 
 def step(numbers: Array, of: Array) -> Array:

@@ -39,6 +39,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_LIMITS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+"""How pydantic calls a limit, and how a remedy does."""
 _MADE = 20_000
 """Requests to verify with where there is no trace."""
 
@@ -60,8 +62,24 @@ def load(path: Path) -> Fleet:
     except ValidationError as exc:
         first = exc.errors()[0]
         place = tuple("from" if part == "from_" else part for part in first["loc"])
-        raise reader.wrong(place, first["msg"], repr(first["input"])[:200], "see docs/solver.md") from exc
+        # What is missing has no value: pydantic gives what it is missing from.
+        value = "" if first["type"] == "missing" else repr(first["input"])[:200]
+        raise reader.wrong(place, first["msg"], value, _remedy(first["type"], first.get("ctx", {}))) from exc
     return reader.fleet(file)
+
+
+def _remedy(kind: str, context: Mapping[str, Any]) -> str:
+    """What to do about what pydantic calls `kind`."""
+    if kind == "missing":
+        return "add it; docs/solver.md says what it means"
+    if kind == "extra_forbidden":
+        return "correct its name, or remove it; docs/solver.md lists all keys"
+    if kind == "literal_error":
+        return f"use one of {context['expected']}"
+    for name, words in _LIMITS.items():
+        if name in context:
+            return f"give {words} {context[name]}"
+    return "docs/solver.md says what it may be"
 
 
 class _Reader:

@@ -55,8 +55,10 @@ def command(fleet: Path, placement: Path, observed: Path, as_json: bool) -> None
         if found.step not in ("nothing", "impossible"):
             for name, count in found.engines.items():
                 click.echo(f"{count} x {name}")
-            click.echo(f"{found.moved} of them do not run now")
+            click.echo(f"{found.moved} of them are to be started" if found.moved else "none of them has to be started")
             for route in found.routes:
                 click.echo(f"{route.bucket}: {route.weight:.4g} from {route.prefill} to {route.decode}")
+        if found.step == "impossible":
+            click.echo("nothing that is left serves it: deeplink solve says what would, from a fleet file with it")
     if found.step == "impossible":
         sys.exit(IMPOSSIBLE)

@@ -62,6 +62,33 @@ def test_a_wrong_one(tmp_path: Path, old: str, new: str, field: str) -> None:
     assert lines[error.line - 1].startswith((key, "[[")), lines[error.line - 1]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "ours", "remedy"),
+    [
+        ("count = 8\nprice = 1.2", "count = 0\nprice = 1.2", "0", "at least 1"),
+        ("price = 1.2", "price = -1", "-1", "at least 0"),
+        ("gb_per_s = 50", "gb_per_s = 0", "0", "more than 0"),
+        ('convention = "one-way"\n', "", "", "add it"),
+        ('convention = "one-way"', 'convention = "total"', "'total'", "'one-way' or 'both-ways'"),
+        ("tp = [2]\n\n[[links]]", "tp = [2]\ncolour = 1\n\n[[links]]", "1", "correct its name"),
+    ],
+)
+def test_the_remedy_says_what_to_write(tmp_path: Path, old: str, new: str, ours: str, remedy: str) -> None:
+    with pytest.raises(FleetError) as caught:
+        fleetfile.load(write(tmp_path, FLEET.replace(old, new, 1)))
+    assert caught.value.ours == ours
+    assert remedy in caught.value.remedy
+
+
+def test_no_pools(tmp_path: Path) -> None:
+    text = FLEET[: FLEET.index("[[pools]]")]
+    for inventory in ("", "pools = []\n"):
+        with pytest.raises(FleetError) as caught:
+            fleetfile.load(write(tmp_path, inventory + text))
+        assert caught.value.field == "pools"
+        assert caught.value.remedy
+
+
 def test_a_group_that_would_span_hosts(tmp_path: Path) -> None:
     text = FLEET.replace("tp = [2]", "tp = [2, 16]", 1).replace("count = 8", "count = 16", 1)
     with pytest.raises(FleetError, match=r"span hosts of 8 chips.*LeaderWorkerSet") as caught:

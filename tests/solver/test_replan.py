@@ -110,5 +110,6 @@ def test_the_command(tmp_path: Path) -> None:
         seen.write_text(json.dumps({"rates": {BUCKET: rate}}))
         found = run.invoke(main, ["replan", fleet, str(placement), str(seen), "--json"])
         assert (json.loads(found.output)["step"], found.exit_code) == (step, code)
+    assert "deeplink solve says" in run.invoke(main, ["replan", fleet, str(placement), str(seen)]).output
     seen.write_text("[]")
     assert run.invoke(main, ["replan", fleet, str(placement), str(seen)]).exit_code == 2
