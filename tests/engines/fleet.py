@@ -270,13 +270,12 @@ class Fleet:
             lines += ["[[engines]]", f'name = "{one.engine.name}"', f'url = "{one.url}"']
         return self._router(port, lines)
 
-    def registry_router(self, key: str, port: int | None = None) -> str:
-        """The router that engines may register with, of operators with this key; its URL. It is ready once one has."""
-        port = self.registry if port is None else port
+    def registry_router(self, key: str) -> str:
+        """The router that engines may register with, of operators with this key; its URL."""
         keys = self.folder / "operators"
         keys.write_text(key)
-        lines = ["[router]", f"port = {port}", f'admin_keys_file = "{keys}"']
-        return self._router(port, lines)
+        lines = ["[router]", f"port = {self.registry}", f'admin_keys_file = "{keys}"']
+        return self._router(self.registry, lines)
 
     def _router(self, port: int, lines: list[str]) -> str:
         name = f"router-{port}"
