@@ -62,4 +62,4 @@ def test_a_claim_at_the_wrong_replica_is_refused_by_name(engines: tuple[Running,
     answer, name = claim(one, strayed, body)
     assert answer.status == 500
     assert theirs.handoff(name)["reason"]["field"] == "epoch"
-    quiet(ours, theirs, one)
+    quiet(ours, theirs)
