@@ -13,6 +13,9 @@ This module is imported by every SGLang process, wanted or not, so it imports no
     receiver    one per request of a decode engine
     results     the first token, out of a request and into SGLang's buffers for it
     rooms       requests that another router than deeplink's has paired
+    hicache     the storage backend of SGLang's hierarchical cache
+    host_pool   the pool in host memory that it reads and writes
+    naming      names of cached pages that do not depend on the page size
 """
 
 from __future__ import annotations

@@ -7,12 +7,15 @@ are for, and drops fields of a body that it does not know. Plugins may wrap what
     get_kv_class                                     the classes for it
     PrefillBootstrapQueue, DecodePreallocQueue       the manager gets the pool, senders and receivers their request
     add_http_request_metrics_middleware              called with the HTTP application, which gets one more middleware
+    get_hash_str, resolve_tree_core_backend          what cached pages are called, for the storage backend
+    SchedulerWeightUpdaterManager                    the storage backend hears of other weights before they are loaded
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from enum import Enum
 from importlib.metadata import version
@@ -30,6 +33,11 @@ _PREFILL = "sglang.srt.disaggregation.prefill.PrefillBootstrapQueue"
 _DECODE = "sglang.srt.disaggregation.decode.DecodePreallocQueue"
 _HTTP = "sglang.srt.observability.http_request_metrics.add_http_request_metrics_middleware"
 
+_HASH = "sglang.srt.mem_cache.utils.get_hash_str"
+_TREE = "sglang.srt.mem_cache.unified_cache.tree_core_registry.resolve_tree_core_backend"
+_WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+WEIGHTS_FROM = ("disk", "distributed", "tensor", "ipc")
+
 _installed = False
 
 
@@ -43,6 +51,8 @@ def install() -> None:
     from sglang.srt.disaggregation import utils
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from sglang_deeplink import naming
+
     add_disagg_transfer_backend_choices([BACKEND])
     members = {member.name: member.value for member in utils.TransferBackend}
     enumeration = Enum("TransferBackend", {**members, "DEEPLINK": BACKEND}, module=_UTILS)  # type: ignore[misc]
@@ -53,6 +63,10 @@ def install() -> None:
     HookRegistry.register(f"{_PREFILL}.create_sender", _bind_sender, HookType.AROUND)
     HookRegistry.register(f"{_DECODE}._create_receiver_and_enqueue", _bind_receiver, HookType.AROUND)
     HookRegistry.register(_HTTP, _add_passage, HookType.BEFORE)
+    HookRegistry.register(_HASH, naming.hashes, HookType.AROUND)
+    HookRegistry.register(_TREE, naming.choose_tree, HookType.AROUND)
+    for source in WEIGHTS_FROM:
+        HookRegistry.register(f"{_WEIGHTS}.update_weights_from_{source}", _weights_changed, HookType.BEFORE)
 
 
 def _accepts(found: str, forced: str) -> bool:
@@ -124,3 +138,9 @@ def _add_passage(app: Any) -> None:
     from sglang_deeplink.passage import Passage
 
     app.add_middleware(Passage)
+
+
+def _weights_changed(*arguments: Any, **options: Any) -> None:
+    # Imported by then where it is in use, and nothing to tell where it is not.
+    if (hicache := sys.modules.get("sglang_deeplink.hicache")) is not None:
+        hicache.weights_changed()

@@ -22,7 +22,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
             item.config.stash[LEFT_OUT].add(item.nodeid)
 
 
-OTHERS = ("test_sglang.py",)
+OTHERS = ("test_sglang.py", "test_sglang_hicache.py")
 """The files of this folder that start engines of another kind; the tests of LMDeploy's are elsewhere."""
 
 

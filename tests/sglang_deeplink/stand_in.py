@@ -19,7 +19,11 @@ _NAMES: dict[str, dict[str, object]] = {
         "KVTransferDestination": SimpleNamespace(DEVICE="device"),
         "KVTransferMetric": SimpleNamespace,
     },
-    "sglang.srt.runtime_context": {"get_disagg": SimpleNamespace, "get_serving": SimpleNamespace},
+    "sglang.srt.configs.model_config": {"ModelConfig": SimpleNamespace},
+    "sglang.srt.mem_cache.hicache_storage": {"HiCacheStorage": object},
+    "sglang.srt.runtime_context": dict.fromkeys(
+        ("get_disagg", "get_memory", "get_server_args", "get_serving"), SimpleNamespace
+    ),
     "sglang.srt.utils.network": {
         "NetworkAddress": lambda host, port: SimpleNamespace(to_host_port_str=lambda: f"{host}:{port}")
     },
