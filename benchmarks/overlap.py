@@ -9,8 +9,8 @@ and transfer, and then the last step's cache, which nothing can hide, and one de
     bound = (max(prefill, transfer) + transfer of one step + decode step) * 1.1
 
 `prefill` is the prefill engine's own time to its first token, `transfer` a plain socket's for the same bytes over the
-same link. Two routers take turns: one asks both engines at once, the other decode after prefill (which must miss the
-bound, or the link is too fast to show anything). Medians. Needs root.
+same link. Two routers take turns: one asks decode once there is something to fetch, the other after prefill (which must
+miss the bound, or the link is too fast to show anything). Medians. Needs root.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def measure(folder: Path, net: Net, ends: ExitStack, rounds: int) -> list[Row]:
     wait_all_ready([first, second], START_SECONDS)
     routers = {
         dispatch: ends.enter_context(_router(folder, secret, dispatch, port, (prefill, decode)))
-        for dispatch, port in zip(("together", "sequential"), ports[2:], strict=True)
+        for dispatch, port in zip(("auto", "sequential"), ports[2:], strict=True)
     }
     wait_all_ready(list(routers.values()), START_SECONDS)
     size = (PROMPT - 1) * TOKEN_BYTES
@@ -139,7 +139,7 @@ def rows_of(seconds: dict[str, float]) -> list[Row]:
     parts = {"prefill": seconds["prefill"], "transfer": seconds["transfer"], "transfer of one step": last}
     parts["decode step"] = seconds["decode step"]
     return [
-        Row("overlap_on", seconds["together"], "s", "bound", bound, 1.0, "at most", breakdown=parts),
+        Row("overlap_on", seconds["auto"], "s", "bound", bound, 1.0, "at most", breakdown=parts),
         Row("overlap_off", seconds["sequential"], "s", "bound", bound, 1.0, "at least", breakdown=parts),
     ]
 

@@ -10,9 +10,10 @@ asks the prefill engine for one token, then the decode engine for a stream. Prom
 Times are medians over all rounds. Decode speed is tokens per second between the first and the last token. Idle CPU is
 what all processes of one engine use while it has no request, in per cent of a core.
 
-With `--load` requests come at random times instead, the same for each of three ways that take turns: deeplink, both
-engines asked at once as its router does; the built-in connector, which has to be asked one after the other; and
-aggregated serving, in which deeplink's two engines do every other request each from beginning to end.
+With `--load` requests come at random times instead, the same for each of three ways that take turns: deeplink, the
+decode engine asked once there is something to fetch, as its router does; the built-in connector, which has to be asked
+one after the other; and aggregated serving, in which deeplink's two engines do every other request each from beginning
+to end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from rows import RESULTS, Row, machine, table, write_table
 from deeplink import secret
 from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.handoff import BEGUN
 from deeplink.kvconnector.negotiate import Agreement, negotiate
 from deeplink.local import client, engines, environment, model, overlay
 from deeplink.local.engines import Engine
@@ -244,27 +246,35 @@ def compare(pairs: dict[str, Pair], rounds: int) -> list[Row]:
 
 
 def at_once(pair: Pair) -> Callable[[list[int]], Iterator[float]]:
-    """Both engines with one ticket, as the router asks them."""
-    issue = tickets_of(pair)
+    """Both engines with one ticket, the decode engine once there is something to fetch, as the router asks them."""
+    issue, token = tickets_of(pair), secret.control_token(secret.load())
 
     def ask(prompt: list[int]) -> Iterator[float]:
-        text = issue()
+        name, text = issue()
         produce = {**body(prompt, 1), **parameters("produce", text)}
         prefilling = threading.Thread(target=post, args=(pair.prefill, produce), daemon=True)
         prefilling.start()
-        yield from stream(
-            pair.decode, {**body(prompt, DECODED), **parameters("consume", text, early=True), "stream": True}
-        )
+        consume = parameters("consume", text, early=begun(pair.prefill, name, token) == BEGUN)
+        yield from stream(pair.decode, {**body(prompt, DECODED), **consume, "stream": True})
         prefilling.join(SECONDS)
 
     return ask
+
+
+def begun(prefill: Engine, name: str, token: str) -> int:
+    """How far the prefill is, as soon as it has begun."""
+    with closing(http.client.HTTPConnection(urlsplit(prefill.control).netloc, timeout=SECONDS)) as connection:
+        path, headers = f"/v1/handoffs/{name}/stage?seconds=60", {"Authorization": f"Bearer {token}"}
+        connection.request("GET", path, headers=headers)
+        stage: int = json.loads(connection.getresponse().read())["stage"]
+        return stage
 
 
 def deeplink_way(pair: Pair) -> Callable[[list[int]], dict[str, Any]]:
     issue = tickets_of(pair)
 
     def hand_over(prompt: list[int]) -> dict[str, Any]:
-        text = issue()
+        _, text = issue()
         answer = post(pair.prefill, {**body(prompt, 1), **parameters("produce", text)})
         assert answer["choices"], answer
         return parameters("consume", text)
@@ -272,8 +282,8 @@ def deeplink_way(pair: Pair) -> Callable[[list[int]], dict[str, Any]]:
     return hand_over
 
 
-def tickets_of(pair: Pair) -> Callable[[], str]:
-    """Makes tickets for this pair."""
+def tickets_of(pair: Pair) -> Callable[[], tuple[str, str]]:
+    """Makes handoffs of this pair: their names and their tickets."""
     key = secret.load()
     token = secret.control_token(key)
     producer, consumer = (
@@ -284,9 +294,10 @@ def tickets_of(pair: Pair) -> Callable[[], str]:
     agreement = negotiate(producer, consumer)
     assert isinstance(agreement, Agreement), agreement
 
-    def issue() -> str:
-        ticket = tickets.issue(tickets.new_handoff(), producer, consumer, agreement, int(SECONDS * 1000))
-        return tickets.mint(ticket, key)
+    def issue() -> tuple[str, str]:
+        name = tickets.new_handoff()
+        ticket = tickets.issue(name, producer, consumer, agreement, int(SECONDS * 1000))
+        return name, tickets.mint(ticket, key)
 
     return issue
 

@@ -71,7 +71,7 @@ class EngineEntry(_Strict):
     @model_validator(mode="after")
     def _fill_control(self) -> EngineEntry:
         if not self.control:
-            object.__setattr__(self, "control", control_url(self.url))
+            object.__setattr__(self, "control", control_url(self.url, self.rank))
         return self
 
 
@@ -109,8 +109,8 @@ class RouterSection(_Strict):
     decode_policy: Annotated[str, Field(description="which engine decodes, or does all of a request")] = "least_load"
     dispatch: Annotated[
         Literal["auto", "sequential", "together"],
-        Field(description="whether decode is asked once prefill is done, or both engines at once"),
-    ] = "sequential"
+        Field(description="when decode is asked: as soon as there is something to fetch, after prefill, or at once"),
+    ] = "auto"
     min_prefill: Annotated[
         int, Field(ge=0, description="shorter prompts, in estimated tokens, are not handed over; 0: all are")
     ] = 0
@@ -210,16 +210,27 @@ class Config(_Strict):
         return self
 
 
-def control_url(url: str) -> str:
-    """Where an engine's control endpoint is by convention: the API port plus 1000."""
+def control_url(url: str, rank: int | None = None) -> str:
+    """Where an engine's control endpoint is by convention: the API port plus 1000, plus its data-parallel rank. Raises
+    ValueError for a rank that has no port."""
     scheme, _, rest = url.partition("://")
     host, _, port = rest.rpartition(":") if ":" in rest.rsplit("]", 1)[-1] else (rest, "", "")
-    return f"{scheme}://{host}:{control_port(int(port or (443 if scheme == 'https' else 80)))}"
+    first = control_port(int(port or (443 if scheme == "https" else 80)))
+    return f"{scheme}://{host}:{replica_port(first, rank)}"
 
 
 def control_port(api_port: int) -> int:
     """API port + 1000; past the end of the range it counts down instead, so it never wraps to a system port."""
     return api_port + CONTROL_OFFSET if api_port + CONTROL_OFFSET <= 65535 else api_port - CONTROL_OFFSET
+
+
+def replica_port(first: int, rank: int | None) -> int:
+    """The control port of a data-parallel rank: they follow each other from `first` on. Raises ValueError for a rank
+    that has none."""
+    port = first + (rank or 0)
+    if port > 65535:
+        raise ValueError(f"the control port of data-parallel rank {rank} would be {port}")
+    return port
 
 
 def load(path: str | os.PathLike[str] | None = None) -> Config:

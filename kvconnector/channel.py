@@ -144,14 +144,11 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 MAX_WATCHED = 256
 """Handoffs in one question."""
-NOT_BEGUN, BEGUN, COMPLETE = 0, 1, 2
-"""How far a prefill is: nothing is staged yet, something is, or there is nothing more to wait for (all is computed, or
-the handoff has ended in whichever way)."""
 
 
 class Watch(msgspec.Struct, frozen=True, tag="watch"):
-    """How far these handoffs are. Answered at once if one is further than `known`, else after a moment. As many
-    of these may follow on one channel as its owner likes."""
+    """How far these handoffs are (`handoff.BEGUN` and its like). Answered at once if one is further than `known`, else
+    after a moment. As many of these may follow on one channel as its owner likes."""
 
     handoffs: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MAX_WATCHED)]
     known: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_WATCHED)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -24,7 +25,8 @@ from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import metrics
 from deeplink.kvconnector.contract import MAX_NAME
-from deeplink.kvconnector.handoff import merged
+from deeplink.kvconnector.handoff import COMPLETE, NOT_BEGUN, merged
+from deeplink.kvconnector.stages import Stages
 from deeplink.kvconnector.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 MAX_BODY = 64 << 10
 CLOSE_SECONDS = 5.0
 ASK_SECONDS = 2.0
+MAX_WAIT_SECONDS = 60.0
+"""For which a question is kept open until there is an answer to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ class Control:
         self._blocks = blocks
         self._tls = tls
         self._loop = asyncio.new_event_loop()
+        # All ranks stage in the same steps.
+        self._stages = Stages(contract.ranks[0].channel, secret, tls, self._loop)
         self._thread: threading.Thread | None = None
 
     def start(self, host: str, port: int) -> int:
@@ -71,6 +77,7 @@ class Control:
         app.router.add_get("/v1/status", self._get_status)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/v1/handoffs/{handoff}", self._get_handoff)
+        app.router.add_get("/v1/handoffs/{handoff}/stage", self._get_stage)
         app.router.add_delete("/v1/handoffs/{handoff}", self._delete_handoff)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS / 2)
         self._loop.run_until_complete(runner.setup())
@@ -92,6 +99,7 @@ class Control:
 
     def close(self) -> None:
         """Stop serving; when it returns the port is free, unless a handler takes longer than CLOSE_SECONDS."""
+        self._stages.close()
         if self._thread is None:
             self._loop.close()
         elif self._thread.is_alive():
@@ -154,6 +162,12 @@ class Control:
             return web.json_response({"error": "no such handoff"}, status=404)
         return web.Response(body=msgspec.json.encode(merged(records)), content_type="application/json")
 
+    async def _get_stage(self, request: web.Request) -> web.Response:
+        """Answered once the prefill is further than `known`, or after `seconds`."""
+        known = _number(request, "known", NOT_BEGUN, COMPLETE)
+        seconds = _number(request, "seconds", 0, MAX_WAIT_SECONDS)
+        return web.json_response({"stage": await self._stages.further(_handoff(request), int(known), seconds)})
+
     async def _delete_handoff(self, request: web.Request) -> web.Response:
         await self._ask(ch.Cancel(_handoff(request)))
         return web.Response(status=204)
@@ -186,6 +200,21 @@ class Control:
                 return exc
 
         return await asyncio.gather(*(loop.run_in_executor(None, ask, rank.channel) for rank in self._contract.ranks))
+
+
+def _number(request: web.Request, name: str, least: float, most: float) -> float:
+    """Of the query; the least if it is not there."""
+    text = request.query.get(name, str(least))
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise web.HTTPBadRequest(
+            text=msgspec.json.encode({"error": f"{name} is not a number from {least:g} to {most:g}"}).decode(),
+            content_type="application/json",
+        )
+    return value
 
 
 def _handoff(request: web.Request) -> str:

@@ -26,6 +26,10 @@ KEPT = 4096
 Side = Literal["producer", "consumer"]
 FINAL = frozenset({"drained", "aborted", "expired", "failed", "loaded"})
 
+NOT_BEGUN, BEGUN, COMPLETE = 0, 1, 2
+"""How far a prefill is: nothing is staged yet, something is, or there is nothing more to wait for (all is computed, or
+the handoff has ended in whichever way)."""
+
 
 class Record(msgspec.Struct, frozen=True):
     """What can be told about one handoff.

@@ -18,7 +18,7 @@ from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, LinkLost, 
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.admission import check_resumed
 from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.handoff import FINAL, KEPT, Ledger
+from deeplink.kvconnector.handoff import BEGUN, COMPLETE, FINAL, KEPT, NOT_BEGUN, Ledger
 from deeplink.kvconnector.offer import Offer, Staged, Taking, let_go, release
 from deeplink.kvconnector.staging import Staging
 from deeplink.kvconnector.ticket import Ticket
@@ -227,7 +227,7 @@ class Offers:
     # -- for those that will claim ---------------------------------------------------------------------------
 
     def stages(self, names: Sequence[str], known: Sequence[int]) -> tuple[int, ...]:
-        """How far each of these is (`channel.BEGUN` and its like), once one is further than `known`, or after LOOK."""
+        """How far each of these is (`handoff.BEGUN` and its like), once one is further than `known`, or after LOOK."""
         with self.changed:
             self.changed.wait_for(lambda: any(map(int.__gt__, map(self._stage, names), known)), LOOK)
             return tuple(map(self._stage, names))
@@ -237,10 +237,10 @@ class Offers:
         if offer is not None:
             # Not when all is staged: for that there may be no room before somebody has fetched a part of it.
             if offer.computed >= offer.tokens or offer.complete:
-                return ch.COMPLETE
-            return ch.BEGUN if offer.staged else ch.NOT_BEGUN
+                return COMPLETE
+            return BEGUN if offer.staged else NOT_BEGUN
         record = self._ledger.get(name)
-        return ch.COMPLETE if record is not None and record.state in FINAL else ch.NOT_BEGUN
+        return COMPLETE if record is not None and record.state in FINAL else NOT_BEGUN
 
     # -- the end ---------------------------------------------------------------------------------------------
 

@@ -40,13 +40,20 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Presence:
     """What the router is told: under which name and where this incarnation of the engine is, and how many seconds that
-    holds. `url` is that of its API, `control` that of its control endpoint."""
+    holds. `url` is that of its API, `control` that of its control endpoint, `rank` which data-parallel rank behind the
+    API it is, if there are several."""
 
     name: str
     url: str
     control: str
     epoch: str
     seconds: float = SECONDS
+    rank: int | None = None
+
+    @property
+    def registered(self) -> str:
+        """Its name at the router: data-parallel ranks behind one API are engines of their own there."""
+        return self.name if self.rank is None else f"{self.name}/{self.rank}"
 
 
 def name_of(url: str) -> str:
@@ -166,14 +173,15 @@ class Router:
             "epoch": presence.epoch,
             "sequence": sequence,
             "seconds": presence.seconds,
+            "rank": presence.rank,
         }
-        self._call("PUT", _path(presence.name), json.dumps(body).encode(), CALL_SECONDS)
+        self._call("PUT", _path(presence.registered), json.dumps(body).encode(), CALL_SECONDS)
 
     def delete(self, presence: Presence, sequence: int | None = None) -> None:
         """`sequence` is that of the last `put`, as several routers may be told in another order; without it this
         incarnation does not come back."""
         query = f"epoch={quote(presence.epoch, safe='')}" + ("" if sequence is None else f"&sequence={sequence}")
-        self._call("DELETE", f"{_path(presence.name)}?{query}", b"", LEAVE_SECONDS)
+        self._call("DELETE", f"{_path(presence.registered)}?{query}", b"", LEAVE_SECONDS)
 
     def _call(self, method: str, path: str, body: bytes, seconds: float) -> None:
         connection = self._connection(seconds)

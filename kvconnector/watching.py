@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError
 from deeplink.kvconnector import channel as ch
+from deeplink.kvconnector.handoff import COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.ticket import Ticket
 from deeplink.kvconnector.tls import Tls
 
@@ -27,7 +29,7 @@ RETRY_SECONDS = 0.2
 
 @dataclass(slots=True)
 class _Watched:
-    stage: int = ch.NOT_BEGUN
+    stage: int = NOT_BEGUN
 
 
 @dataclass(slots=True)
@@ -39,22 +41,28 @@ class _Source:
 
 
 class Watching:
-    """All that this process watches, with one thread for each producer it waits for. Any thread may call."""
+    """All that this process watches, with one thread for each producer it waits for. Any thread may call. `on_news` is
+    called in those threads when something has gone further."""
 
-    def __init__(self, secret: bytes, tls: Tls | None = None) -> None:
+    def __init__(self, secret: bytes, tls: Tls | None = None, on_news: Callable[[], None] | None = None) -> None:
         self._secret = secret
         self._tls = tls
+        self._on_news = on_news
         self._sources: dict[str, _Source] = {}
         self._lock = threading.Lock()
 
     def stage(self, ticket: Ticket, until: float) -> int:
-        """How far the prefill is, as far as is known (`channel.NOT_BEGUN` and its like). The first call starts to
+        """How far the prefill is, as far as is known (`handoff.NOT_BEGUN` and its like). The first call starts to
         watch, `forget` ends it; from `until` (of time.monotonic()) on nothing is waited for any more. Does not wait."""
-        address = ticket.channels[0]  # all ranks stage in the same steps
+        # All ranks stage in the same steps.
+        return self.stage_at(ticket.channels[0], ticket.handoff, until)
+
+    def stage_at(self, address: str, handoff: str, until: float) -> int:
+        """`stage`, for whoever has no ticket: `address` is the channel of any rank of the producer."""
         with self._lock:
             source = self._sources.setdefault(address, _Source())
-            watched = source.handoffs.setdefault(ticket.handoff, _Watched())
-            start = watched.stage < ch.COMPLETE and not source.looked_after
+            watched = source.handoffs.setdefault(handoff, _Watched())
+            start = watched.stage < COMPLETE and not source.looked_after
             source.looked_after |= start
         if start:
             thread = threading.Thread(target=self._run, args=(address, source), name="deeplink-watch", daemon=True)
@@ -62,16 +70,20 @@ class Watching:
                 thread.start()
             except RuntimeError:  # the process may have no more threads
                 self._give_up(source)
-        return ch.COMPLETE if time.monotonic() >= until else watched.stage
+        return COMPLETE if time.monotonic() >= until else watched.stage
 
     def forget(self, ticket: Ticket) -> None:
         """It is no longer to be claimed, or has been."""
+        self.forget_at(ticket.channels[0], ticket.handoff)
+
+    def forget_at(self, address: str, handoff: str) -> None:
+        """`forget`, for whoever has no ticket."""
         with self._lock:
-            source = self._sources.get(ticket.channels[0])
+            source = self._sources.get(address)
             if source is not None:
-                source.handoffs.pop(ticket.handoff, None)
+                source.handoffs.pop(handoff, None)
                 if not source.handoffs:  # a thread that is in it ends within a moment
-                    del self._sources[ticket.channels[0]]
+                    del self._sources[address]
 
     def close(self) -> None:
         """Watch nothing any more; the threads end by themselves, within a moment."""
@@ -110,7 +122,7 @@ class Watching:
     def _waited_for(self, source: _Source) -> list[tuple[str, int]]:
         """Names and stages. Empty: the thread that asked has nothing more to do, and is not counted on."""
         with self._lock:
-            found = [(name, one.stage) for name, one in source.handoffs.items() if one.stage < ch.COMPLETE]
+            found = [(name, one.stage) for name, one in source.handoffs.items() if one.stage < COMPLETE]
             source.looked_after = bool(found)
             return found
 
@@ -120,13 +132,21 @@ class Watching:
         answer = channel.receive(deadline)
         if not isinstance(answer, ch.Watched) or len(answer.stages) != len(asked.handoffs):
             raise ProtocolError(f"{type(answer).__name__} in answer to a watcher")
+        further = False
         with self._lock:
             for name, stage in zip(asked.handoffs, answer.stages, strict=True):
-                if (watched := source.handoffs.get(name)) is not None:
-                    watched.stage = max(watched.stage, stage)
+                if (watched := source.handoffs.get(name)) is not None and stage > watched.stage:
+                    watched.stage, further = stage, True
+        if further:
+            self._tell()
 
     def _give_up(self, source: _Source) -> None:
         with self._lock:
             source.looked_after = False
             for watched in source.handoffs.values():
-                watched.stage = ch.COMPLETE
+                watched.stage = COMPLETE
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._on_news is not None:
+            self._on_news()

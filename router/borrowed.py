@@ -101,6 +101,9 @@ class BorrowedFleet:
     async def state(self, engine: Engine, handoff: str) -> HandoffState | None:
         return await self._control.handoff(engine.control, handoff) if engine.kind == DEEPLINK else None
 
+    async def stage(self, engine: Engine, handoff: str, known: int, until: float) -> int | None:
+        return await self._control.stage(engine.control, handoff, known, until)
+
     def cancel(self, handoff: str, engines: Iterable[Engine]) -> None:
         """The owner does it, so that it is done although this process may be killed."""
         self._owner.line.send(speech.Cancel(handoff, [engine.name for engine in engines]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import aiohttp
 import msgspec
@@ -16,6 +17,8 @@ from deeplink.kvconnector.contract import Contract
 
 SECONDS = 1.0
 POST_SECONDS = 5.0
+STAGE_SECONDS = 30.0
+"""For which one question after a stage is kept open."""
 MAX_STATE = 64 << 10
 
 log = logging.getLogger(__name__)
@@ -27,6 +30,12 @@ class HandoffState(msgspec.Struct, frozen=True):
     handoff: str
     state: str
     reason: Reason | None = None
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """How far a prefill is (`kvconnector.handoff.BEGUN` and its like)."""
+
+    stage: int
 
 
 class Blocks(msgspec.Struct, frozen=True):
@@ -42,6 +51,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 _state = msgspec.json.Decoder(HandoffState)
+_stage = msgspec.json.Decoder(Stage)
 _status = msgspec.json.Decoder(Status)
 
 
@@ -93,6 +103,22 @@ class Control:
         except (PeerGone, msgspec.DecodeError) as exc:
             log.debug("no state of handoff %s from %s: %s", handoff, url, exc)
             return None
+
+    async def stage(self, url: str, handoff: str, known: int, until: float) -> int | None:
+        """How far the engine's prefill is (`kvconnector.handoff.BEGUN` and its like) once it is further than `known`.
+        None if the engine does not say, or has not got further by `until` (of time.monotonic)."""
+        while (left := until - time.monotonic()) > 0:
+            seconds = min(left, STAGE_SECONDS)
+            path = f"{url}/v1/handoffs/{handoff}/stage?known={known}&seconds={seconds:.3f}"
+            try:
+                status, data = await self._call("GET", path, MAX_STATE, seconds=seconds + SECONDS)
+                stage = _stage.decode(data).stage if status == 200 else None
+            except (PeerGone, msgspec.DecodeError) as exc:
+                log.debug("no stage of handoff %s from %s: %s", handoff, url, exc)
+                return None
+            if stage is None or stage > known:
+                return stage
+        return None
 
     async def cancel(self, url: str, handoff: str) -> None:
         """Cancel the handoff if it is still open. An engine that cannot be reached ends it at the ticket's

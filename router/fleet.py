@@ -16,7 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deeplink.config import Config, EngineEntry
-from deeplink.errors import DeeplinkError
+from deeplink.errors import ConfigError, DeeplinkError
+from deeplink.kvconnector.contract import Contract
 from deeplink.registry import Registry
 from deeplink.router.choice import Table, table
 from deeplink.router.control import Control, HandoffState, Status
@@ -151,6 +152,10 @@ class Fleet:
             return None
         return await self._control.handoff(engine.control, handoff)
 
+    async def stage(self, engine: Engine, handoff: str, known: int, until: float) -> int | None:
+        """How far the prefill of this handoff is, as `Control.stage`."""
+        return await self._control.stage(engine.control, handoff, known, until)
+
     def cancel(self, handoff: str, engines: Iterable[Engine]) -> None:
         """Cancel a handoff at these engines, in the background: the request that wants it may be cancelled
         itself."""
@@ -197,7 +202,7 @@ class Fleet:
             elif old.foreign:
                 new = replace(old, said=await self._said(old), down="")
             else:
-                new = replace(old, contract=await self._control.contract(old.control), down="")
+                new = replace(old, contract=_of_rank(await self._control.contract(old.control), old), down="")
                 status = await self._control.status(old.control)
         except DeeplinkError as exc:
             new = replace(old, down=str(exc))
@@ -249,6 +254,19 @@ def silence(engine: Engine, now: Engine | None, heard: float, patience: float) -
     if now.down and seconds >= patience:
         return f"no sign of life for {seconds:.0f} s ({now.down})"
     return ""
+
+
+def _of_rank(contract: Contract, engine: Engine) -> Contract:
+    """Raises ConfigError for that of another data-parallel rank than requests would name."""
+    if (rank := contract.ranks[0].dp) != (engine.rank or 0):
+        raise ConfigError(
+            f"the control endpoint {engine.control} is that of another data-parallel rank",
+            field="rank",
+            ours="none" if engine.rank is None else str(engine.rank),
+            theirs=str(rank),
+            remedy=f"set rank = {rank} for this engine, or control to the endpoint of its rank",
+        )
+    return contract
 
 
 def _unseen(entry: EngineEntry) -> Engine:

@@ -2,8 +2,8 @@
 
     arrived -> prefilling -> decoding -> done          a plain request starts with decoding
 
-Decode is asked when prefill is done, or both at once (`router.dispatch`); then the decode engine waits for the first
-chunk, and prefilling lasts until it answers.
+Decode is asked when prefill is done, once there is something to fetch, or at once (`router.dispatch`); asked early, the
+decode engine waits for what is still to come, and prefilling lasts until it answers.
 
 Nothing is sent to the client before the decoding engine's first bytes are here and are not an error. Until then every
 failure is an HTTP status with a typed error, or is made good by other engines: what prefill has staged is offered to
@@ -230,6 +230,7 @@ class Flow:
             prefilling = asyncio.create_task(self._prefilled(exchange, handing, pair.prefill, filling, until))
             prefilling.add_done_callback(_seen)
             stack.callback(lambda: handing.over(prefilling, exchange.finished))
+            together = together or await self._begun(handing, prefilling)
             if not together and (early := await asyncio.shield(prefilling)) is not None:
                 await deliver(early)
                 return
@@ -259,11 +260,20 @@ class Flow:
 
     def _hand(self, exchange: Exchange, pair: Pair, until: float) -> Handing:
         if pair.kind == DEEPLINK:
-            together = self._section.dispatch == "together" or (
-                self._section.dispatch == "auto" and self._fleet.early(pair.decode.name)
-            )
+            together = self._section.dispatch == "together"
             return DeeplinkHanding(exchange, pair, until, self._tools, self._secret, together)
         return self._fleet.kinds.get(pair.kind).hand(exchange, pair, until, self._tools)
+
+    async def _begun(self, handing: Handing, prefilling: asyncio.Task[Answer | None]) -> bool:
+        """Whether there is something that the decode engine can fetch before prefill is done; waits for either."""
+        if self._section.dispatch != "auto" or not isinstance(handing, DeeplinkHanding):
+            return False
+        begun = asyncio.create_task(handing.begun())
+        try:
+            await asyncio.wait({prefilling, begun}, return_when=asyncio.FIRST_COMPLETED)
+            return not prefilling.done() and begun.result()
+        finally:
+            begun.cancel()
 
     async def _reader(
         self,

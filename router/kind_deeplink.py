@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deeplink.errors import DeeplinkError
 from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.handoff import BEGUN, NOT_BEGUN
 from deeplink.router import body as bodies
 from deeplink.router import retry
 from deeplink.router.choice import Pair
@@ -21,7 +22,8 @@ STAGED = ("filling", "staged")
 
 @dataclass
 class DeeplinkHanding:
-    """One handoff. Whoever takes it over fetches under the same id, with a ticket of its own."""
+    """One handoff. Whoever takes it over fetches under the same id, with a ticket of its own. `early`: the decode
+    engine is asked while prefill may not have ended."""
 
     exchange: Exchange
     pair: Pair
@@ -31,8 +33,10 @@ class DeeplinkHanding:
     together: bool | None = None
     confirmed: bool = False
     linger: bool = False
+    early: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        self.early = self.together is True
         self._ticket = self._mint(self.pair.decode)
         self._consumer = self.pair.decode
 
@@ -49,8 +53,18 @@ class DeeplinkHanding:
         """Its control endpoint says what there is."""
 
     def decode(self, consumer: Engine) -> Part:
-        members = {bodies.PARAMS: bodies.params("consume", self._ticket, early=self.together is True)}
+        members = {bodies.PARAMS: bodies.params("consume", self._ticket, early=self.early)}
         return Part(bodies.decode(self.exchange.body, members), [])
+
+    async def begun(self) -> bool:
+        """Waits for something to be there that the decode engine can fetch. False where one of the two engines cannot
+        do with that, and on one host: there is no link whose time could be hidden, and the decode engine that waits
+        takes the prefill engine's cores."""
+        if not self.tools.fleet.early(self.pair.decode.name) or _host(self.pair.prefill) == _host(self.pair.decode):
+            return False
+        stage = await self.tools.fleet.stage(self.pair.prefill, self.exchange.handoff, NOT_BEGUN, self.until)
+        self.early = stage == BEGUN
+        return stage is not None
 
     async def offers(self, error: DeeplinkError) -> bool:
         if retry.other_epoch(error):
@@ -76,3 +90,9 @@ class DeeplinkHanding:
         milliseconds = min(max(1, math.ceil((self.until - time.monotonic()) * 1000)), 86_400_000)
         ticket = tickets.issue(self.exchange.handoff, producer.contract, consumer.contract, agreement, milliseconds)
         return tickets.mint(ticket, self.secret)
+
+
+def _host(engine: Engine) -> str:
+    """Where its cache is, as its peers reach it."""
+    assert engine.contract is not None
+    return engine.contract.ranks[0].channel.rpartition(":")[0]

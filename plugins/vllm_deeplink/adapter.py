@@ -175,6 +175,12 @@ def attention_layer(vllm_config: VllmConfig, name: str) -> Any:
     return vllm_config.compilation_config.static_forward_context[name]
 
 
+def replica(vllm_config: VllmConfig) -> int:
+    """Which of the engine's data-parallel replicas this is. Each has a scheduler, an epoch and a contract of its own,
+    and knows only itself, but for this."""
+    return int(getattr(vllm_config.parallel_config, "data_parallel_index", 0))
+
+
 def read_model(vllm_config: VllmConfig) -> Model:
     """Model identity, with the weights fingerprint of the checkpoint on disk."""
     model = vllm_config.model_config
@@ -215,7 +221,7 @@ def make_contract(
             Rank(
                 place.tp,
                 place.pp,
-                0,
+                replica(vllm_config),
                 tuple(group.heads for group in groups),
                 (min(layers), max(layers) + 1),
                 channel,

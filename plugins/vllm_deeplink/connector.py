@@ -38,7 +38,7 @@ from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.registration import Presence, Registration
 from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.watching import Watching
-from vllm_deeplink import supported, termination, versions
+from vllm_deeplink import adapter, supported, termination, versions
 from vllm_deeplink.early import EarlyClaims
 from vllm_deeplink.orders import Orders, RankContract
 from vllm_deeplink.stats import DeepLinkPromMetrics, DeepLinkStats
@@ -69,13 +69,15 @@ Reports: Any = VERSION.reports
 class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        supported.check(vllm_config, kv_cache_config, VERSION.speculation)
+        supported.check(vllm_config, kv_cache_config, VERSION.speculation, replicas=VERSION.replicas)
         VERSION.check_groups(len(kv_cache_config.kv_cache_groups))
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = config.load(extra.get("config"))
         self._secret = secret.load(self._settings.secret_file)
         self._control_port = int(extra.get("control_port", 0))
         self._register: dict[str, str] | None = extra.get("registration")
+        replicas = int(extra.get("replicas", 1))
+        self._replica = adapter.replica(vllm_config) if replicas > 1 else None
         self._control: Control | None = None
         self._registration: Registration | None = None
         self._watching: Watching | None = None
@@ -111,11 +113,12 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         contracts = [co.decode(rank.contract) for _, rank in sorted(metadata.items()) if isinstance(rank, RankContract)]
         contract, host = co.merged(contracts), self._settings.kv.host
         self._control = Control(contract, self._secret, self._blocks, Tls.of(self._settings.kv.tls), early=True)
-        port = self._control.start(host, self._control_port)
+        wanted = config.replica_port(self._control_port, self._replica) if self._control_port else 0
+        port = self._control.start(host, wanted)
         log.info("deeplink control endpoint on %s:%d", host, port)
         if (where := self._register) is not None:
             control = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            presence = Presence(where["name"], where["url"], control, contract.epoch)
+            presence = Presence(where["name"], where["url"], control, contract.epoch, rank=self._replica)
             self._registration = Registration(where["router"], presence, self._secret, log, where["api"])
             self._registration.start()
             termination.also(self._registration.end_soon)

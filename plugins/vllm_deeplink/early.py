@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from deeplink.kvconnector.channel import BEGUN, COMPLETE
+from deeplink.kvconnector.handoff import BEGUN, COMPLETE
 from deeplink.kvconnector.ticket import Ticket
 
 

@@ -50,10 +50,13 @@ def install() -> None:
     def with_table_or_environment(self: Any, *arguments: Any, **options: Any) -> Any:
         _complete(self)
         made = create_engine_config(self, *arguments, **options)
-        if beside.settings(made.kv_transfer_config) is not None:
-            from vllm_deeplink import supported  # not every process comes here
+        if (extra := beside.settings(made.kv_transfer_config)) is not None:
+            from vllm_deeplink import supported, versions  # not every process comes here
 
-            supported.check_parallel(made.parallel_config)
+            replicas = made.parallel_config.data_parallel_size
+            supported.check_parallel(made.parallel_config, replicas == 1 or versions.current().replicas)
+            _check_ports(int(extra.get("control_port", 0)), replicas)
+            extra["replicas"] = replicas
         _leave_at_exit(made.kv_transfer_config)
         return made
 
@@ -125,6 +128,16 @@ def _complete(arguments: Any) -> None:
     platform.attach()
 
 
+def _check_ports(first: int, replicas: int) -> None:
+    """Before a replica finds out a minute later. Raises ConfigError."""
+    try:
+        config.replica_port(first, replicas - 1)
+    except ValueError as exc:
+        raise ConfigError(
+            str(exc), field="deeplink-control-port", ours=str(first), remedy="choose a lower port"
+        ) from exc
+
+
 def _leave_at_exit(transfer: KVTransferConfig | None) -> None:
     """This process starts the engine's others, and outlives them."""
     extra = beside.settings(transfer)
@@ -133,5 +146,9 @@ def _leave_at_exit(transfer: KVTransferConfig | None) -> None:
     where = extra.get("registration")
     if where is not None:
         settings = config.load(extra.get("config"))
-        presence = Presence(where["name"], where["url"], "", transfer.engine_id)
-        leave_at_exit(where["router"], presence, secret.load(settings.secret_file))
+        known, replicas = secret.load(settings.secret_file), extra["replicas"]
+        for rank in range(replicas):
+            # vLLM gives the replicas these ids.
+            epoch, number = (f"{transfer.engine_id}_dp{rank}", rank) if replicas > 1 else (transfer.engine_id, None)
+            presence = Presence(where["name"], where["url"], "", epoch, rank=number)
+            leave_at_exit(where["router"], presence, known)

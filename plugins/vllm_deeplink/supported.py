@@ -16,9 +16,12 @@ KINDS = {"FullAttentionSpec": FULL, "SlidingWindowSpec": SLIDING}
 """vLLM's kinds of cache and ours."""
 
 
-def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, speculation: Collection[str]) -> None:
-    """`speculation` are the ways to speculate that this vLLM is tested with. Raises ConfigError."""
-    check_parallel(vllm_config.parallel_config)
+def check(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, speculation: Collection[str], *, replicas: bool
+) -> None:
+    """`speculation` are the ways to speculate that this vLLM is tested with; `replicas` says whether it is with several
+    of them. Raises ConfigError."""
+    check_parallel(vllm_config.parallel_config, replicas)
     for group in kv_cache_config.kv_cache_groups:
         # Exactly these kinds: others derive from them and mean something else (latent vectors, states, chunks).
         kind = type(group.kv_cache_spec).__name__
@@ -49,10 +52,8 @@ def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, speculation: 
         )
 
 
-def check_parallel(parallel: ParallelConfig) -> None:
-    """Known before an engine is made. Raises ConfigError."""
-    # Where the model has no experts, each replica takes itself for the only one, but for its index.
-    replicas = max(parallel.data_parallel_size, 1 + getattr(parallel, "data_parallel_index", 0))
+def check_parallel(parallel: ParallelConfig, replicas: bool) -> None:
+    """Known before an engine is made. `replicas`: whether this vLLM is tested with several. Raises ConfigError."""
     for field, value, why, remedy in (
         # On CPU, the only place where this could be tried, vLLM 0.32 itself ends at the first request with a pipeline.
         (
@@ -60,12 +61,6 @@ def check_parallel(parallel: ParallelConfig) -> None:
             parallel.pipeline_parallel_size,
             "a pipeline could not be tried yet",
             "use tensor parallelism",
-        ),
-        (
-            "data-parallel-size",
-            replicas,
-            "vLLM chooses the replica after the router has chosen whose cache is handed over",
-            "start one engine for each replica; the router shares requests among engines",
         ),
         (
             "decode-context-parallel-size",
@@ -81,10 +76,30 @@ def check_parallel(parallel: ParallelConfig) -> None:
         ),
     ):
         if value != 1:
-            raise ConfigError(
-                f"this release hands over only with a {field} of 1: {why}",
-                field=field,
-                ours=str(value),
-                theirs="1",
-                remedy=remedy,
-            )
+            raise _refused(field, value, "1", why, remedy)
+    # Where the model has no experts, each replica takes itself for the only one, but for its index.
+    size = max(parallel.data_parallel_size, 1 + getattr(parallel, "data_parallel_index", 0))
+    one_each = "start one engine for each replica; the router shares requests among engines"
+    if size > 1 and not replicas:
+        raise _refused("data-parallel-size", size, "1", "several replicas were not tried with this vLLM", one_each)
+    if size > 1 and getattr(parallel, "is_moe_model", None) is not False:
+        why = "replicas of a model with experts take their steps together, which was not tried"
+        raise _refused("data-parallel-size", size, "1", why, "use tensor parallelism")
+    for field, value, only in (
+        ("data-parallel-external-lb", parallel.data_parallel_external_lb, False),
+        ("data-parallel-hybrid-lb", parallel.data_parallel_hybrid_lb, False),
+        ("data-parallel-backend", parallel.data_parallel_backend, "mp"),
+        ("data-parallel-size-local", parallel.data_parallel_size_local, parallel.data_parallel_size),
+    ):
+        if size > 1 and value != only:
+            raise _refused(field, value, only, "replicas were tried only behind one API on one host", one_each)
+
+
+def _refused(field: str, ours: object, theirs: object, why: str, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"this release hands over only with a {field} of {theirs}: {why}",
+        field=field,
+        ours=str(ours),
+        theirs=str(theirs),
+        remedy=remedy,
+    )

@@ -141,6 +141,17 @@ def test_control_url(url: str, control: str) -> None:
     assert parse({"engines": [{"name": "a", "url": url}]}, "x").engines[0].control == control
 
 
+@pytest.mark.parametrize(("rank", "control"), [(None, "http://h:9000"), (0, "http://h:9000"), (3, "http://h:9003")])
+def test_the_control_endpoints_of_data_parallel_ranks_follow_each_other(rank: int | None, control: str) -> None:
+    engine = {"name": "a", "url": "http://h:8000", "rank": rank}
+    assert parse({"engines": [engine]}, "x").engines[0].control == control
+
+
+def test_a_data_parallel_rank_without_a_port_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rank 60000 would be 69000"):
+        parse({"engines": [{"name": "a", "url": "http://h:8000", "rank": 60000}]}, "x")
+
+
 def test_control_port_is_a_port_and_not_a_system_port() -> None:
     for port in range(1, 65536):
         found = control_port(port)

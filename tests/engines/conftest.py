@@ -79,4 +79,4 @@ def pair(fleet: Fleet, unlike: tuple[Running, Running]) -> Pair:
     prefill = fleet.prepare("prefill", "prefill", block_size=64, flags=small, config=consent)
     decode = fleet.prepare("decode", "decode", worker=True, block_size=128)
     fleet.start(prefill, decode, *unlike)
-    return Pair(fleet, prefill, decode, fleet.router(prefill, decode))
+    return Pair(fleet, prefill, decode, fleet.router(prefill, decode, dispatch="together"))

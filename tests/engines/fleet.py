@@ -12,12 +12,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from deeplink import secret
+from deeplink.config import control_port
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.negotiate import Agreement, negotiate
@@ -96,9 +98,17 @@ class Answer:
         return error
 
 
-def http(url: str, body: Any = None, *, method: str | None = None, seconds: float = 60, token: str = "") -> Answer:
+def http(
+    url: str,
+    body: Any = None,
+    *,
+    method: str | None = None,
+    seconds: float = 60,
+    token: str = "",
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Answer:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers}, method=method)
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:
@@ -126,10 +136,19 @@ class Running:
         self.process = process
         self.environment = environment
         self.url = engine.url
+        self.control_url = engine.control
+        self.headers: dict[str, str] = {}
         self._token = secret.control_token(secret.load())
 
+    def replica(self, rank: int) -> Running:
+        """One of its data-parallel replicas, as an engine of its own."""
+        made = Running(self.engine, self.process, self.environment)
+        made.control_url = f"http://127.0.0.1:{control_port(self.engine.port) + rank}"
+        made.headers = {"X-Data-Parallel-Rank": str(rank)}
+        return made
+
     def control(self, path: str) -> Answer:
-        return http(self.engine.control + path, token=self._token, seconds=10)
+        return http(self.control_url + path, token=self._token, seconds=10)
 
     @property
     def contract(self) -> co.Contract:
@@ -160,7 +179,8 @@ class Running:
 
     def alone(self, body: dict[str, Any], path: str = "/v1/completions") -> Any:
         """The engine's own answer to the same request, with nothing from its prefix cache."""
-        answer = http(self.url + path, {**body, "cache_salt": f"alone-{time.time_ns()}"})
+        salted = {**body, "cache_salt": f"alone-{time.time_ns()}"}
+        answer = http(self.url + path, salted, headers=self.headers)
         assert answer.status == 200, answer.data
         return answer.json
 
@@ -242,7 +262,8 @@ class Fleet:
         self.start(running)
 
     def router(self, *running: Running, deadline: float = 30.0, dispatch: str = "auto") -> str:
-        """A router in front of these engines; its URL."""
+        """A router in front of these engines; its URL. By default it asks one engine after the other, as all are on
+        one host."""
         (port,) = engines.free_ports(1)
         lines = ["[router]", f"port = {port}", f"deadline = {deadline}", f'dispatch = "{dispatch}"']
         for one in running:
@@ -280,7 +301,8 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Pair:
-    """A prefill engine with blocks of 64 tokens, a decode engine with 128, and a router in front."""
+    """A prefill engine with blocks of 64 tokens, a decode engine with 128, and a router in front. It asks both at once,
+    so that what comes early is met in all tests."""
 
     fleet: Fleet
     prefill: Running
@@ -301,9 +323,11 @@ def claim(prefill: Running, decode: Running, body: dict[str, Any], seconds: floa
     produce, consume = (
         {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}} for side in ("produce", "consume")
     )
-    prefilled = http(prefill.url + "/v1/completions", {**body, "max_tokens": 1, **produce}, seconds=seconds)
+    ask = {**body, "max_tokens": 1, **produce}
+    prefilled = http(prefill.url + "/v1/completions", ask, seconds=seconds, headers=prefill.headers)
     assert prefilled.status == 200, prefilled.data
-    return http(decode.url + "/v1/completions", {**body, **consume}, seconds=seconds), name
+    ask = {**body, **consume}
+    return http(decode.url + "/v1/completions", ask, seconds=seconds, headers=decode.headers), name
 
 
 def ticketed(prefill: Running, decode: Running, seconds: float = 60) -> tuple[str, str]:

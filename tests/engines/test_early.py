@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fleet import VERSIONS, Fleet, Pair, completion, http, prompt, quiet, token_ids
 
+from deeplink.kvconnector.handoff import COMPLETE
 from deeplink.local.process import frozen
 
 SHORT = ("--max-num-batched-tokens", "128")
@@ -24,7 +25,7 @@ def narrow(fleet: Fleet, version: str) -> Pair:
     prefill = fleet.prepare(f"early-p-{version}", "prefill", block_size=32, flags=SHORT, config=config, **more)
     decode = fleet.prepare(f"early-d-{version}", "decode", block_size=64, flags=FEW, **more)
     fleet.start(prefill, decode)
-    return Pair(fleet, prefill, decode, fleet.router(prefill, decode))
+    return Pair(fleet, prefill, decode, fleet.router(prefill, decode, dispatch="together"))
 
 
 def test_a_claim_holds_nothing_before_its_prefill_has_begun(pair: Pair) -> None:
@@ -53,6 +54,8 @@ def test_some_of_a_cache_is_on_its_way_before_prefill_has_ended(pair: Pair) -> N
     http(pair.router + "/v1/completions", completion(prompt(40, seed=9101), 2))  # its end is told at the next step
     quiet(pair.prefill, pair.decode)
     assert pair.prefill.metric("vllm:deeplink_kv_early_bytes_total") > before
+    stage = f"/v1/handoffs/{answer.headers['x-deeplink-handoff']}/stage?seconds=5"
+    assert pair.prefill.control(stage).json == {"stage": COMPLETE}
 
 
 def many(pair: Pair, requests: int, seed: int) -> None:

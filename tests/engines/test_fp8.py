@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleet import DEFAULT, VERSIONS, Fleet, Running, completion, hand_over, prompt, quiet, token_ids
+from fleet import DEFAULT, VERSIONS, Fleet, Running, completion, hand_over, http, prompt, quiet, token_ids
 from matrix import Matrix
 
-from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
+from deeplink.kvconnector.negotiate import Agreement, negotiate
 
 pytestmark = [
     pytest.mark.long,
@@ -74,11 +74,16 @@ def test_a_wider_cache_has_room_for_every_value(engines: tuple[Running, Running,
     exact(prefill, wide, 333, seed=9800, alone=False)
 
 
-def test_a_narrower_one_needs_consent(engines: tuple[Running, Running, Running]) -> None:
-    _, decode, wide = engines
-    refusal = negotiate(wide.contract, decode.contract)
-    assert isinstance(refusal, Refusal)
-    assert (refusal.field, refusal.ours, refusal.theirs) == ("groups[0].dtype", "float32", "float8_e4m3fn")
+def test_a_narrower_one_needs_consent(fleet: Fleet, engines: tuple[Running, Running, Running], matrix: Matrix) -> None:
+    _, decode, _ = engines
+    wide = fleet.prepare("fp8-wide-p", "prefill", model=fleet.tiny("four-heads"), kv_mib=64, block_size=64)
+    fleet.start(wide)
+    answer = http(fleet.router(wide, decode) + "/v1/completions", completion(prompt(100, seed=9850)))
+    assert (answer.status, answer.error["code"]) == (503, "contract_refused")
+    assert (answer.error["ours"], answer.error["theirs"]) == ("float32", "float8_e4m3fn")
+    quiet(wide, decode, seconds=0.5)
+    matrix.record(wide.contract, decode.contract, f"refused ({answer.error['field']})")
+    wide.process.stop()
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 
 from fleet import Pair, Running, completion, http, prompt, quiet, ticketed, token_ids
+from matrix import Matrix
 
 
-def test_other_weights_of_the_same_shape_are_refused_by_name(pair: Pair, unlike: tuple[Running, Running]) -> None:
+def test_other_weights_of_the_same_shape_are_refused_by_name(
+    pair: Pair, unlike: tuple[Running, Running], matrix: Matrix
+) -> None:
     other, _ = unlike
     router = pair.fleet.router(other, pair.decode)
     ended = other.control("/v1/status").json["ended"]
@@ -21,6 +24,7 @@ def test_other_weights_of_the_same_shape_are_refused_by_name(pair: Pair, unlike:
         assert side.contract.model.weights in answer.error["message"]
     assert other.control("/v1/status").json["ended"] == ended
     quiet(other, pair.decode, seconds=0.5)
+    matrix.record(other.contract, pair.decode.contract, f"refused ({answer.error['field']})")
 
 
 def test_another_salt_is_refused_by_name(pair: Pair) -> None:

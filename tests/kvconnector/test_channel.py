@@ -19,6 +19,7 @@ from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector.channel import Channel, decode
 from deeplink.kvconnector.contract import MAX_BYTES
 from deeplink.kvconnector.first_token import FirstToken
+from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.plan import TILE
 from deeplink.kvconnector.tally import Half
 
@@ -38,8 +39,8 @@ MESSAGES = [
     ch.Ask("handoff"),
     ch.Cancel("handoff"),
     ch.Answer(None, 1 << 40, 1 << 39, 2, 3, {"loaded": 4}),
-    ch.Watch(("handoff", "another"), (ch.NOT_BEGUN, ch.BEGUN)),
-    ch.Watched((ch.BEGUN, ch.COMPLETE)),
+    ch.Watch(("handoff", "another"), (NOT_BEGUN, BEGUN)),
+    ch.Watched((BEGUN, COMPLETE)),
 ]
 
 

@@ -6,6 +6,7 @@ import http.client
 import json
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from deeplink.errors import ConfigError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.control import Blocks, Control
+from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.tally import SECONDS
 from deeplink.secret import control_token, derive
 
@@ -61,7 +63,7 @@ def serve() -> Iterator[Serve]:
         control.close()
 
 
-PATHS = ["/v1/contract", "/v1/status", "/v1/handoffs/x", "/metrics"]
+PATHS = ["/v1/contract", "/v1/status", "/v1/handoffs/x", "/v1/handoffs/x/stage", "/metrics"]
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/"])
@@ -267,6 +269,56 @@ def test_close_gives_the_port_back(pair: Pair) -> None:
     assert again.start("127.0.0.1", port) == port
     assert ch.ask(pair.producer.endpoint.contract.ranks[0].channel, SECRET, ch.Ask("")).handoffs == 0
     again.close()
+
+
+# -- how far a prefill is --------------------------------------------------------------------------------------
+
+
+def test_how_far_a_prefill_is(pair: Pair, serve: Serve) -> None:
+    """Each answer comes with the news, long before its question is over."""
+    client = serve(pair.producer)
+    ticket, text = pair.ticket(60)
+    path = f"/v1/handoffs/{ticket.handoff}/stage"
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(client.json, f"{path}?seconds=50") for _ in range(8)]
+        pair.open(ticket, TOKENS)
+        assert client.json(f"{path}?seconds=0.1") == {"stage": NOT_BEGUN}
+        pair.fill(ticket, OURS, 200)
+        assert [one.result(20) for one in asked] == [{"stage": BEGUN}] * 8
+        asked = [pool.submit(client.json, f"{path}?known=1&seconds=50")]
+        pair.fill(ticket, OURS, TOKENS)
+        assert asked[0].result(20) == {"stage": COMPLETE}
+    pair.load(pair.order(ticket, text, THEIRS, TOKENS))
+    assert pair.outcome().reason is None
+    assert client.json(f"{path}?seconds=50") == {"stage": COMPLETE}
+    assert client.json("/v1/handoffs/another/stage") == {"stage": NOT_BEGUN}
+
+
+def test_a_process_that_is_gone_has_nobody_wait(pair: Pair, serve: Serve) -> None:
+    """The claim then finds out what has happened."""
+    client = serve(pair.producer)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.json, "/v1/handoffs/x/stage?seconds=50")
+        assert client.json("/v1/handoffs/y/stage?seconds=0.1") == {"stage": NOT_BEGUN}
+        pair.producer.endpoint.close()
+        assert asked.result(20) == {"stage": COMPLETE}
+
+
+@pytest.mark.parametrize(
+    "query", ["known=3", "known=-1", "known=x", "known=", "seconds=61", "seconds=nan", "seconds=inf"]
+)
+def test_questions_that_make_no_sense(pair: Pair, serve: Serve, query: str) -> None:
+    assert "from 0 to" in serve(pair.producer).json(f"/v1/handoffs/x/stage?{query}", 400)["error"]
+
+
+def test_it_is_closed_while_somebody_waits(pair: Pair) -> None:
+    control = Control(pair.producer.endpoint.contract, SECRET, lambda: Blocks(1, 0))
+    client = Client(control.start("127.0.0.1", 0))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.call, "/v1/handoffs/x/stage?seconds=50")
+        assert client.json("/v1/handoffs/x/stage?seconds=0.1") == {"stage": NOT_BEGUN}
+        control.close()
+        assert asked.result(20)[0] == 200  # and the router, which asks again, finds nobody
 
 
 # -- metrics -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from loopback import DIM, HEADS, LAYERS, SECRET, Pair, make_pair
 
 from deeplink.errors import PeerGone
 from deeplink.kvconnector import channel as ch
-from deeplink.kvconnector.channel import BEGUN, COMPLETE, NOT_BEGUN
+from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.ticket import Ticket
 from deeplink.kvconnector.watching import Watching
 

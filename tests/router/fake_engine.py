@@ -108,6 +108,8 @@ class FakeEngine:
     polls: int = 0
     held: int = 0
     early: bool = False
+    stages: asyncio.Queue[int] | None = None
+    watched: list[str] = field(default_factory=list)
     kind: str = "deeplink"
     declared: dict[str, Any] = field(default_factory=dict)
     well: bool = True
@@ -128,6 +130,7 @@ class FakeEngine:
         control.router.add_get("/v1/contract", self._contract)
         control.router.add_get("/v1/status", self._status)
         control.router.add_get("/v1/handoffs/{id}", self._handoff)
+        control.router.add_get("/v1/handoffs/{id}/stage", self._stage)
         control.router.add_delete("/v1/handoffs/{id}", self._delete)
         self.url = await self._serve(api, self.url)
         self.control = await self._serve(control, self.control)
@@ -233,6 +236,14 @@ class FakeEngine:
             "digest": "",
         }
         return web.json_response(state)
+
+    async def _stage(self, request: web.Request) -> web.Response:
+        """The next of `stages`, once there is one; an engine without any does not know the question."""
+        self._check(request)
+        if self.stages is None:
+            raise web.HTTPNotFound
+        self.watched.append(request.match_info["id"])
+        return web.json_response({"stage": await self.stages.get()})
 
     async def _delete(self, request: web.Request) -> web.Response:
         self._check(request)

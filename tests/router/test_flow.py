@@ -8,10 +8,13 @@ import re
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from deeplink.errors import Reason
+from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 
 from .fake_engine import (
     CHUNKS,
@@ -750,23 +753,113 @@ def test_together_both_are_asked_with_one_ticket_before_prefill_is_done() -> Non
     check(test)
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_with_auto_both_are_asked_where_the_decode_engine_says_that_it_may_be(early: bool) -> None:
-    """One that does not say so would reserve blocks while prefill has not begun."""
+def apart() -> tuple[FakeEngine, FakeEngine]:
+    """On hosts of their own, by where their caches are."""
+    producer, consumer = pair()
+    producer.contract, consumer.contract = make_contract("prefill", channel="10.0.0.1:41"), make_contract("decode")
+    consumer.early, producer.stages = True, asyncio.Queue()
+    return producer, consumer
+
+
+@pytest.mark.parametrize(("stage", "early"), [(BEGUN, True), (COMPLETE, False)])
+def test_with_auto_decode_is_asked_once_there_is_something_to_fetch(stage: int, early: bool) -> None:
+    """Before that it would have a request that it can only look at again and again."""
 
     async def test() -> None:
-        producer, consumer = pair()
-        producer.delay, consumer.early = 0.3, early
+        producer, consumer = apart()
+        producer.delay = 5
         async with rig(producer, consumer, dispatch="auto") as route:
             task = asyncio.create_task(route.complete(ASK))
-            await until(lambda: producer.calls)
-            if early:
-                await until(lambda: consumer.calls, 0.25)
-                assert consumer.calls[0].body["kv_transfer_params"]["deeplink"]["early"] is True
+            await until(lambda: producer.calls and producer.watched)
+            producer.stages.put_nowait(NOT_BEGUN)
+            await until(lambda: len(producer.watched) == 2)
+            assert not consumer.calls
+            producer.stages.put_nowait(stage)
             got = await task
             assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff")
-            assert consumer.calls[0].body["kv_transfer_params"]["deeplink"].get("early", False) is early
-            assert "early" not in producer.calls[0].body["kv_transfer_params"]["deeplink"]
+            assert set(producer.watched) == {producer.calls[0].ticket.handoff}
+            assert consumer.calls[0].part.get("early", False) is early
+            assert "early" not in producer.calls[0].part
+
+    check(test)
+
+
+@pytest.mark.parametrize("knows", ["decode does not", "prefill does not", "prefill is first", "one host"])
+def test_with_auto_decode_is_asked_when_prefill_is_done_where_nobody_says_that_it_has_begun(knows: str) -> None:
+    """Nor is it asked earlier where there is no link whose time could be hidden."""
+
+    async def test() -> None:
+        producer, consumer = apart()
+        producer.delay, consumer.early = 0.1, knows != "decode does not"
+        if knows == "prefill does not":
+            producer.stages = None
+        if knows == "one host":
+            producer.contract = make_contract("prefill")
+        async with rig(producer, consumer, dispatch="auto") as route:
+            got = await route.complete(ASK)
+            assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff")
+            assert bool(producer.watched) is (knows == "prefill is first")
+            assert consumer.calls[0].part.get("early", False) is False
+            assert not producer.calls[0].cancelled
+
+    check(test)
+
+
+@pytest.mark.parametrize(("status", "seen"), [(400, 400), (500, 502)])
+def test_with_auto_a_prefill_that_fails_is_not_waited_for(status: int, seen: int) -> None:
+    async def test() -> None:
+        producer, consumer = apart()
+        producer.answer = answers(status)
+        async with rig(producer, consumer, dispatch="auto", retries=0) as route:
+            assert (await route.complete(ASK)).status == seen
+            assert not consumer.calls
+
+    check(test)
+
+
+def test_with_auto_a_client_that_leaves_before_prefill_has_begun() -> None:
+    async def test() -> None:
+        producer, consumer = apart()
+        producer.delay = 5
+        async with rig(producer, consumer, dispatch="auto") as route:
+            task = asyncio.create_task(route.complete(ASK))
+            await until(lambda: producer.calls and producer.watched)
+            task.cancel()
+            await until(lambda: producer.calls[0].cancelled and producer.deleted)
+            assert not consumer.calls
+
+    check(test)
+
+
+def of_rank(contract: Contract, dp: int) -> Contract:
+    ranks = tuple(msgspec.structs.replace(rank, dp=dp) for rank in contract.ranks)
+    return msgspec.structs.replace(contract, ranks=ranks)
+
+
+def test_data_parallel_ranks_are_addressed_on_either_side() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.declared["rank"], consumer.declared["rank"] = 1, 0
+        producer.contract = of_rank(producer.contract, 1)
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ASK, headers={"X-Data-Parallel-Rank": "9"})
+            assert (got.status, got.headers["x-deeplink-path"]) == (200, "handoff")
+            for engine, rank in ((producer, "1"), (consumer, "0")):
+                assert engine.calls[0].headers.getall("x-data-parallel-rank") == [rank]
+
+    check(test)
+
+
+@pytest.mark.parametrize(("said", "stated"), [(None, 1), (1, 0), (2, 1)])
+def test_the_contract_of_another_rank_than_requests_would_name_is_refused(said: int | None, stated: int) -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        producer.declared["rank"], producer.contract = said, of_rank(producer.contract, stated)
+        async with rig(producer, consumer) as route:
+            got = await route.complete(ASK)
+            assert got.status == 503
+            assert f"set rank = {stated} for this engine" in got.data.decode()
+            assert not producer.calls
 
     check(test)
 

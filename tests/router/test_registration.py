@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -20,7 +21,7 @@ from deeplink.errors import ConfigError
 from deeplink.kvconnector import registration
 from deeplink.kvconnector.registration import Presence, Registration
 from deeplink.router.app import make_app
-from deeplink.router.parts import REGISTERED
+from deeplink.router.parts import FLEET, REGISTERED
 from deeplink.router.serve import serving
 
 from .fake_engine import SECRET, FakeEngine, make_contract, running
@@ -99,6 +100,32 @@ def test_it_comes_stays_and_goes(at: RouterAt) -> None:
                 until_ = app[REGISTERED]._until
                 first = until_["rack 1/e"]
                 await until(lambda: until_.get("rack 1/e", 0.0) > first + 1.5)  # longer than one heartbeat holds
+            assert await at.engines() == {}
+
+    check(test)
+
+
+def test_data_parallel_ranks_are_engines_of_their_own(at: RouterAt) -> None:
+    """Behind one address; each request says which it is for."""
+
+    async def test() -> None:
+        one, two = (FakeEngine(name, make_contract("both")) for name in "ab")
+        second = msgspec.structs.replace(two.contract.ranks[0], dp=1)
+        two.contract = msgspec.structs.replace(two.contract, ranks=(second,))
+        async with running(one, two), at.up() as app:
+            made = [
+                Registration(at.url, Presence("r", one.url, each.control, each.contract.epoch, rank=rank), SECRET)
+                for rank, each in enumerate((one, two))
+            ]
+            for registration in made:
+                registration.start()
+            for rank, each in enumerate((one, two)):
+                found = await at.has(f"r/{rank}")
+                assert (found["url"], found["control"]) == (one.url, each.control)
+            ranks = {engine.name: engine.rank for engine in app[FLEET].table.engines}
+            assert ranks == {"r/0": 0, "r/1": 1}
+            for registration in made:
+                await asyncio.to_thread(registration.close)
             assert await at.engines() == {}
 
     check(test)

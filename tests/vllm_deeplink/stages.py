@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deeplink.kvconnector.channel import NOT_BEGUN
+from deeplink.kvconnector.handoff import NOT_BEGUN
 from deeplink.kvconnector.ticket import Ticket
 
 

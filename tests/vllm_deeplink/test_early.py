@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stages import Stages
 
-from deeplink.kvconnector.channel import BEGUN, COMPLETE, NOT_BEGUN
+from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.ticket import Ticket
 from vllm_deeplink.early import EarlyClaims
 

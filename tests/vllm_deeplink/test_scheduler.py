@@ -15,7 +15,7 @@ from made_vllm import MODULES
 from stages import Stages
 
 from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.channel import BEGUN, COMPLETE, NOT_BEGUN
+from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.ticket import Ticket
 from vllm_deeplink.early import EarlyClaims
 

@@ -17,12 +17,17 @@ def settings(**changes: Any) -> tuple[Any, Any]:
         "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
         "data_parallel_index": 0,
+        "data_parallel_external_lb": False,
+        "data_parallel_hybrid_lb": False,
+        "data_parallel_backend": "mp",
+        "is_moe_model": False,
         "decode_context_parallel_size": 1,
         "prefill_context_parallel_size": 1,
     }
     method, kind, dynamic = (changes.pop(name, None) for name in ("method", "kind", "calculate_kv_scales"))
+    local = {"data_parallel_size_local": changes.get("data_parallel_size", 1)}
     config = SimpleNamespace(
-        parallel_config=SimpleNamespace(**{**parallel, **changes}),
+        parallel_config=SimpleNamespace(**{**parallel, **local, **changes}),
         cache_config=SimpleNamespace(calculate_kv_scales=bool(dynamic)),
         speculative_config=SimpleNamespace(method=method) if method else None,
     )
@@ -32,8 +37,11 @@ def settings(**changes: Any) -> tuple[Any, Any]:
 
 
 def test_what_is_tested_passes() -> None:
-    supported.check(*settings(), ())
-    supported.check(*settings(method="ngram"), v0_32.VERSION.speculation)
+    supported.check(*settings(), (), replicas=False)
+    supported.check(*settings(method="ngram"), v0_32.VERSION.speculation, replicas=False)
+    # As the process that starts them sees replicas, and as each of them sees itself.
+    supported.check(*settings(data_parallel_size=4), (), replicas=True)
+    supported.check(*settings(data_parallel_index=3), (), replicas=True)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +49,7 @@ def test_what_is_tested_passes() -> None:
     [
         ({"pipeline_parallel_size": 2}, "pipeline-parallel-size", "2"),
         ({"data_parallel_size": 4}, "data-parallel-size", "4"),
-        ({"data_parallel_index": 1}, "data-parallel-size", "2"),  # a replica of a model without experts
+        ({"data_parallel_index": 1}, "data-parallel-size", "2"),
         ({"decode_context_parallel_size": 2}, "decode-context-parallel-size", "2"),
         ({"prefill_context_parallel_size": 2}, "prefill-context-parallel-size", "2"),
         ({"kind": "MambaSpec"}, "kind of KV cache", "MambaSpec"),
@@ -56,7 +64,28 @@ def test_what_is_tested_passes() -> None:
 )
 def test_what_is_not_is_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        supported.check(*settings(**changes), ())
+        supported.check(*settings(**changes), (), replicas=False)
     reason = caught.value.reason()
     assert (reason.field, reason.ours) == (field, ours)
     assert reason.theirs
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "ours"),
+    [
+        ({"is_moe_model": True}, "data-parallel-size", "2"),
+        ({"is_moe_model": None}, "data-parallel-size", "2"),  # it is not known
+        ({"data_parallel_external_lb": True}, "data-parallel-external-lb", "True"),
+        ({"data_parallel_hybrid_lb": True}, "data-parallel-hybrid-lb", "True"),
+        ({"data_parallel_backend": "ray"}, "data-parallel-backend", "ray"),
+        ({"data_parallel_size_local": 1}, "data-parallel-size-local", "1"),
+    ],
+)
+def test_replicas_that_were_not_tried_are_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        supported.check_parallel(settings(data_parallel_size=2, **changes)[0].parallel_config, replicas=True)
+    reason = caught.value.reason()
+    assert (reason.field, reason.ours) == (field, ours)
+    assert reason.remedy
+    alone = {name: value for name, value in changes.items() if name != "data_parallel_size_local"}
+    supported.check_parallel(settings(**alone)[0].parallel_config, replicas=True)  # one has no siblings

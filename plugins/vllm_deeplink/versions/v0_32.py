@@ -61,4 +61,5 @@ VERSION = Version(
     packing=packing,
     several_groups=True,
     speculation=("ngram",),
+    replicas=True,
 )

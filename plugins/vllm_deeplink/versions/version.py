@@ -18,7 +18,8 @@ class Version:
     name by which an attention layer's implementation says how it packs the CPU cache (empty: it does not say).
     `several_groups`: a failed load is told by its request, without which a model's several cache groups cannot be
     handed over, for their block numbers overlap. `speculation` are the ways to speculate that keep nothing in the KV
-    cache, so that what is handed over is the same with them and without, and with which that was tested.
+    cache, so that what is handed over is the same with them and without, and with which that was tested. `replicas`
+    says whether several data-parallel replicas of an engine were.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Version:
     packing: Callable[[Any], str]
     several_groups: bool
     speculation: tuple[str, ...] = ()
+    replicas: bool = False
 
     def check_groups(self, count: int) -> None:
         """Refuse several cache groups where a failed load could not be told from a good one."""
