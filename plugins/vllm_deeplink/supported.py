@@ -40,6 +40,14 @@ def check(
             theirs="False",
             remedy="use a checkpoint that has them, or none",
         )
+    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+        raise ConfigError(
+            "a contract states the weights that an engine was started with; others' cache would be taken for theirs",
+            field="weight-transfer-config",
+            ours="set",
+            theirs="not set",
+            remedy="start this engine without it, and again for other weights",
+        )
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in speculation:
         raise ConfigError(

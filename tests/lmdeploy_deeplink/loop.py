@@ -2,7 +2,8 @@
 {"handed": whether every byte came, "token": the first that the decode engine tells, "early": whether anything landed
  before the forwards that had been sent were over, "late": whether all did then, "left": whether anything landed for
  whom had left, "tickets": [answer to a request with a ticket, and how it goes on, for more tokens and for one],
- "forged": whether one with a ticket that nobody minted has failed, "held": free blocks at first and last of each side}.
+ "forged": whether one with a ticket that nobody minted has failed, "held": free blocks at first and last of each side,
+ "closed": whether either hands nothing over any more once LMDeploy loads other weights}.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from lmdeploy.pytorch.disagg.conn import protocol  # noqa: E402
 from lmdeploy.pytorch.engine import engine as engines  # noqa: E402
 from lmdeploy.pytorch.engine.engine_loop import EngineLoop, RunableEventAsync  # noqa: E402
 from lmdeploy.pytorch.engine.model_agent import BatchedOutputs  # noqa: E402
+from lmdeploy.pytorch.engine.model_agent.agent import BaseModelAgent  # noqa: E402
 from lmdeploy.pytorch.engine.request import Request, RequestManager, RequestType, Response, ResponseType  # noqa: E402
 from lmdeploy.pytorch.messages import SamplingParam, SequenceMeta  # noqa: E402
 from lmdeploy.pytorch.paging.scheduler import Scheduler  # noqa: E402
@@ -284,6 +286,10 @@ async def drive() -> dict[str, Any]:
     found["forged"] = answer.type == ResponseType.INTERNAL_ENGINE_ERROR and answer.event.is_set()
     decode.end(session)
     found["held"] = [first, [prefill.free, decode.free]]
+    try:
+        BaseModelAgent.update_params(None, None)
+    except AttributeError:  # LMDeploy's own, after ours, of an agent that is none
+        found["closed"] = [one.engine.engine_conn.exchange._endpoint._listener._closed for one in (prefill, decode)]
     return found
 
 

@@ -321,6 +321,17 @@ def test_a_description_that_is_none(make: Callable[..., Exchange], text: str) ->
         decode.foreign.connect(PEER, text)
 
 
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_with_other_weights_nothing_is_handed_over(make: Callable[..., Exchange], side: str) -> None:
+    """The contract is of those that an engine was started with."""
+    prefill, decode = pair(make, seconds=2)
+    number = offer(prefill, PROMPT, [], [1, 2, 3, 4])
+    (prefill if side == "prefill" else decode).weights_changed()
+    with pytest.raises(HandoffError):
+        asyncio.run(load(decode, 1, PEER, [number], PROMPT, [], [5]))
+    quiet(prefill, decode)
+
+
 def test_a_restarted_engine_is_another(make: Callable[..., Exchange]) -> None:
     prefill, decode = pair(make)
     number = offer(prefill, PROMPT, [], [1, 2, 3, 4])

@@ -41,3 +41,7 @@ def test_a_ticket_that_nobody_minted(told: dict[str, Any]) -> None:
 def test_nothing_is_held_after(told: dict[str, Any]) -> None:
     first, last = told["held"]
     assert first == last
+
+
+def test_with_other_weights_nothing_is_handed_over(told: dict[str, Any]) -> None:
+    assert told["closed"] == [True, True]

@@ -24,12 +24,15 @@ def settings(**changes: Any) -> tuple[Any, Any]:
         "decode_context_parallel_size": 1,
         "prefill_context_parallel_size": 1,
     }
-    method, kind, dynamic = (changes.pop(name, None) for name in ("method", "kind", "calculate_kv_scales"))
+    method, kind, dynamic, transfer = (
+        changes.pop(name, None) for name in ("method", "kind", "calculate_kv_scales", "weight_transfer_config")
+    )
     local = {"data_parallel_size_local": changes.get("data_parallel_size", 1)}
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(**{**parallel, **local, **changes}),
         cache_config=SimpleNamespace(calculate_kv_scales=bool(dynamic)),
         speculative_config=SimpleNamespace(method=method) if method else None,
+        weight_transfer_config=transfer,
     )
     kinds = [kind] if kind else ["FullAttentionSpec", "SlidingWindowSpec"]
     groups = [SimpleNamespace(kv_cache_spec=type(name, (), {})()) for name in kinds]
@@ -56,6 +59,7 @@ def test_what_is_tested_passes() -> None:
         ({"kind": "MLAAttentionSpec"}, "kind of KV cache", "MLAAttentionSpec"),
         ({"kind": "ChunkedLocalAttentionSpec"}, "kind of KV cache", "ChunkedLocalAttentionSpec"),
         ({"calculate_kv_scales": True}, "calculate-kv-scales", "True"),
+        ({"weight_transfer_config": object()}, "weight-transfer-config", "set"),
         ({"method": "ngram"}, "speculative-config.method", "ngram"),  # of versions that it was not tested with
         ({"method": "eagle"}, "speculative-config.method", "eagle"),
         ({"method": "mtp"}, "speculative-config.method", "mtp"),

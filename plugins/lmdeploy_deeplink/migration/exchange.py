@@ -17,6 +17,7 @@ import itertools
 import logging
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,6 +47,15 @@ GRACE = 5.0
 """Seconds beyond a handoff's time after which a load that has not been heard of counts as failed."""
 
 log = logging.getLogger("lmdeploy.deeplink")
+
+
+_started: weakref.WeakSet[Exchange] = weakref.WeakSet()
+
+
+def weights_changed() -> None:
+    """Other weights are about to be loaded into this process. Any thread."""
+    for exchange in list(_started):
+        exchange.weights_changed()
 
 
 class Exchange:
@@ -91,11 +101,21 @@ class Exchange:
         self._collecting: asyncio.Task[None] | None = None
         self._control = _control(contract, self._secret, lambda: adapter.blocks(engine), tls, settings.host)
         log.info("deeplink hands over as %s, epoch %s", contract.role, self._epoch)
+        _started.add(self)
 
     def close(self) -> None:
+        _started.discard(self)
         self._endpoint.close()
         if self._control is not None:
             self._control.close()
+
+    def weights_changed(self) -> None:
+        """The contract says which weights the cache is of, and the caches of others would be taken for these."""
+        log.error(
+            "other weights are loaded into this engine, which deeplink has told its peers about those that it started "
+            "with; it hands nothing over any more until it is started again"
+        )
+        self.close()
 
     def admit(self, side: str, text: str) -> Ticket:
         """The ticket of a request, which has to be for this engine. Raises TicketRefused."""

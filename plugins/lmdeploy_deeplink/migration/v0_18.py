@@ -5,7 +5,7 @@ One more `MigrationBackend`; with it an engine's connection is `Connection`, and
 the engine where the control endpoint has to be. An answer that offers a cache has the handoff's number as its id, which
 LMDeploy's router takes for a session's; what an engine says of itself names its migration backend, by which deeplink's
 router knows that contracts are compared. A prefill engine refuses prompts that it would have to compute in pieces,
-which LMDeploy does not get to the end of.
+which LMDeploy does not get to the end of. An engine that is given other weights hands nothing over any more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Coroutine
+import sys
+from collections.abc import Callable, Coroutine
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +24,8 @@ from lmdeploy_deeplink.migration import loop_v0_18
 from lmdeploy_deeplink.migration.forwards import Forwards
 from lmdeploy_deeplink.migration.passage import PORT, Passage
 from lmdeploy_deeplink.migration.requests import Admitted
+
+WEIGHTS_FROM = ("update_params", "update_weights_from_ipc", "update_weights_from_distributed")
 
 
 def install() -> None:
@@ -34,6 +37,7 @@ def install() -> None:
     _connect()
     loop_v0_18.install()
     _answer_with_the_number()
+    _end_with_other_weights()
 
 
 def _add_option() -> None:
@@ -98,6 +102,23 @@ def _take_tickets() -> None:
         return app
 
     setattr(servers, name, made)
+
+
+def _end_with_other_weights() -> None:
+    agent: Any = import_module("lmdeploy.pytorch.engine.model_agent.agent").BaseModelAgent
+    for name in WEIGHTS_FROM:
+        setattr(agent, name, _announced(getattr(agent, name)))
+
+
+def _announced(update: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(update)
+    def updated(*arguments: Any, **keywords: Any) -> Any:
+        # Imported by then where it is in use, and nothing to tell where it is not.
+        if (exchange := sys.modules.get("lmdeploy_deeplink.migration.exchange")) is not None:
+            exchange.weights_changed()
+        return update(*arguments, **keywords)
+
+    return updated
 
 
 def _add_member(kind: Any) -> None:
