@@ -66,6 +66,8 @@ class Handoff:
     stop: int
     """Up to where consumers load it: all of it, or all but the last token."""
     opened: Engine | None = None
+    given_up: Engine | None = None
+    """By whom, before it was opened: it will not be."""
     table: list[int] = field(default_factory=list)
     computed: int = 0
     done: bool = False
@@ -177,11 +179,12 @@ class Handoffs(RuleBasedStateMachine):
 
     @rule(handoff=handoffs)
     def open(self, handoff: Handoff) -> None:
-        if handoff.opened is None and handoff.ticket.producer == self.producer.contract.epoch:
+        ours = handoff.ticket.producer == self.producer.contract.epoch
+        if handoff.opened is None and ours and handoff.given_up is not self.producer:
             self.producer.open(handoff.ticket, handoff.tokens)
             handoff.opened = self.producer
             return
-        for endpoint in self.producer.endpoints:  # opened before, or for the engine's former self
+        for endpoint in self.producer.endpoints:  # opened or given up before, or for the engine's former self
             with pytest.raises(TicketRefused):
                 endpoint.producer.open(handoff.ticket, b"prompt", handoff.tokens)
 
@@ -230,6 +233,8 @@ class Handoffs(RuleBasedStateMachine):
             return
         for endpoint in self.producer.endpoints:
             endpoint.producer.abort(handoff.ticket.handoff)
+        if handoff.opened is None:
+            handoff.given_up = self.producer
         handoff.done = True
         self._reuse()
 
