@@ -186,7 +186,7 @@ Told = State | Chosen | Failed | Looked
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):  # a read-only one
         return dict(value)
-    raise NotImplementedError(type(value).__name__)
+    raise TypeError(f"a message has a {type(value).__name__}, which is not said on this line")
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)

@@ -166,20 +166,16 @@ class DeepLinkHiCache(HiCacheStorage):
                 "neither reads nor writes it from now on; start the engine with the new weights to use it again"
             )
 
-    # SGLang's older interface, which moves pages in whatever order the pool has them in, and does not say which.
-    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
-        raise NotImplementedError(_OLD)
+    def _older(self, *arguments: Any, **options: Any) -> Any:
+        """SGLang's older interface moves pages in whatever order its pool has them in, and does not say which. Its base
+        class asks for it, and `interface_v1` keeps SGLang from calling it."""
+        raise ConfigError(
+            "deeplink's storage backend moves pages by SGLang's newer interface only",
+            field="interface_v1",
+            remedy='set "interface_v1": 1 in --hicache-storage-backend-extra-config',
+        )
 
-    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> Any:
-        raise NotImplementedError(_OLD)
-
-    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
-        raise NotImplementedError(_OLD)
-
-    def batch_set(
-        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
-    ) -> bool:
-        raise NotImplementedError(_OLD)
+    get = batch_get = set = batch_set = _older
 
     def _of_weights(self) -> Pages:
         if self._pages is None:
@@ -204,9 +200,6 @@ class DeepLinkHiCache(HiCacheStorage):
         log.debug(
             "%s %d of %d pages, digest %016x, %s", what, len(good), len(keys), value, dataclasses.asdict(self.counts())
         )
-
-
-_OLD = 'deeplink\'s storage backend needs "interface_v1": 1 in --hicache-storage-backend-extra-config'
 
 
 def weights_changed() -> None:

@@ -339,6 +339,31 @@ def ticketed(prefill: Running, decode: Running, seconds: float = 60) -> tuple[st
     return name, tickets.mint(tickets.issue(name, ours, theirs, agreement, int(seconds * 1000)), secret.load())
 
 
+def records(prefill: Running, decode: Running, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both sides' records, once the producer knows of the end too."""
+    end = time.monotonic() + 2
+    while True:
+        ours, theirs = prefill.handoff(name), decode.handoff(name)
+        if (ours["state"], theirs["state"]) == ("drained", "loaded"):
+            return ours, theirs
+        assert time.monotonic() < end, (ours, theirs)
+        time.sleep(0.05)
+
+
+def exact(prefill: Running, decode: Running, tokens: int, seed: int) -> None:
+    """A prompt of so many tokens is handed over: all but the last are loaded, the answer is that of decode alone, and
+    nothing is held after."""
+    body = completion(prompt(tokens, seed=seed), 32)
+    before = decode.loaded_tokens
+    answer, name = hand_over(prefill, decode, body)
+    assert decode.loaded_tokens - before == tokens - 1
+    assert token_ids(answer) == token_ids(decode.alone(body))
+    quiet(prefill, decode)
+    ours, theirs = prefill.handoff(name), decode.handoff(name)
+    assert (ours["state"], theirs["state"]) == ("drained", "loaded")
+    assert (ours["digest"], ours["kv_bytes"]) == (theirs["digest"], theirs["kv_bytes"])
+
+
 def quiet(*running: Running, seconds: float = 2.0) -> None:
     """Every engine holds nothing, within the deadline."""
     nothing = {"blocks": 0, "staging": 0, "claims": 0, "handoffs": 0}

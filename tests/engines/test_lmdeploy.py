@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import lmdeploy_engine
 import pytest
 import sglang_engine
-from fleet import SERVED, Answer, Fleet, Running, completion, http, prompt, quiet, ticketed, token_ids
+from fleet import SERVED, Answer, Fleet, Running, completion, http, prompt, quiet, records, ticketed, token_ids
 from lmdeploy_engine import Lmdeploy
 from matrix import Matrix
 
@@ -285,7 +285,7 @@ def _hand_over(
             params = {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}
             answer = _ask(engine, words, count, **params, **more)
             assert answer.status == 200, answer.data
-        ours, theirs = _ends(prefill, decode, name)
+        ours, theirs = records(prefill, decode, name)
         assert ours["digest"] == theirs["digest"] != "", length
         found.append((words, answer.json))
     quiet(prefill, decode)
@@ -348,14 +348,3 @@ def _leave(url: str, body: dict[str, Any], seconds: float) -> None:
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     time.sleep(seconds)
     connection.close()
-
-
-def _ends(prefill: Running, decode: Running, name: str) -> tuple[dict[str, object], dict[str, object]]:
-    """Both sides' records, once the producer knows of the end too."""
-    end = time.monotonic() + 2
-    while True:
-        ours, theirs = prefill.handoff(name), decode.handoff(name)
-        if (ours["state"], theirs["state"]) == ("drained", "loaded"):
-            return ours, theirs
-        assert time.monotonic() < end, (ours, theirs)
-        time.sleep(0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fleet import Fleet, Running, completion, hand_over, prompt, quiet, token_ids
+from fleet import Fleet, Running, exact
 from matrix import Matrix
 
 LENGTHS = [1, 5, 64, 65, 130, 300, 900]
@@ -23,18 +23,6 @@ def unequal(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[tuple[Runn
     yield one, two
     one.process.stop()
     two.process.stop()
-
-
-def exact(prefill: Running, decode: Running, tokens: int, seed: int) -> None:
-    body = completion(prompt(tokens, seed=seed), 32)
-    before = decode.loaded_tokens
-    answer, name = hand_over(prefill, decode, body)
-    assert decode.loaded_tokens - before == tokens - 1
-    assert token_ids(answer) == token_ids(decode.alone(body))
-    quiet(prefill, decode)
-    ours, theirs = prefill.handoff(name), decode.handoff(name)
-    assert (ours["state"], theirs["state"]) == ("drained", "loaded")
-    assert (ours["digest"], ours["kv_bytes"]) == (theirs["digest"], theirs["kv_bytes"])
 
 
 @pytest.mark.parametrize("tokens", LENGTHS)

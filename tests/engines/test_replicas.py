@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fleet import Fleet, Running, claim, completion, hand_over, prompt, quiet, token_ids
+from fleet import Fleet, Running, claim, completion, exact, prompt, quiet
 
 pytestmark = pytest.mark.long
 
@@ -21,16 +21,6 @@ def engines(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
     yield two, one
     two.process.stop()
     one.process.stop()
-
-
-def exact(prefill: Running, decode: Running, tokens: int, seed: int) -> None:
-    body = completion(prompt(tokens, seed=seed), 32)
-    before = decode.loaded_tokens
-    answer, name = hand_over(prefill, decode, body)
-    assert decode.loaded_tokens - before == tokens - 1
-    assert token_ids(answer) == token_ids(decode.alone(body))
-    quiet(prefill, decode)
-    assert (prefill.handoff(name)["state"], decode.handoff(name)["state"]) == ("drained", "loaded")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

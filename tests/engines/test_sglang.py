@@ -13,7 +13,7 @@ import load
 import openai
 import pytest
 import sglang_engine
-from fleet import SERVED, Answer, Fleet, Running, completion, events, http, prompt, quiet, token_ids
+from fleet import SERVED, Answer, Fleet, Running, completion, events, http, prompt, quiet, records, token_ids
 from matrix import Matrix
 
 from deeplink import secret
@@ -212,7 +212,7 @@ def test_page_16_to_1(sglang: Engines, matrix: Matrix) -> None:
         for tokens in LENGTHS:
             again = http(router + "/v1/completions", _prompts(seed)[tokens])
             assert again.status == 200, again.data
-            _, theirs = _ends(sglang.prefill, single, again.headers["x-deeplink-handoff"])
+            _, theirs = records(sglang.prefill, single, again.headers["x-deeplink-handoff"])
             assert int(str(theirs["tokens"])) < tokens
         quiet(sglang.prefill, single)
     finally:
@@ -292,7 +292,7 @@ def _exact(sglang: Engines, prefill: Running, decode: Running, alone: Running, m
     for tokens, answer in answers.items():
         assert answer.status == 200, answer.data
         assert answer.headers["x-deeplink-path"] == "handoff"
-        ours, theirs = _ends(prefill, decode, answer.headers["x-deeplink-handoff"])
+        ours, theirs = records(prefill, decode, answer.headers["x-deeplink-handoff"])
         assert ours["digest"] == theirs["digest"] != "", tokens
         assert token_ids(answer.json) == token_ids(expected[tokens]), tokens
     quiet(prefill, decode)
@@ -313,14 +313,3 @@ def _works(sglang: Engines, seconds: float = 0) -> None:
     assert answer.status == 200, answer.data
     assert token_ids(answer.json) == token_ids(sglang.alone.alone(body))
     quiet(sglang.prefill, sglang.decode)
-
-
-def _ends(prefill: Running, decode: Running, name: str) -> tuple[dict[str, object], dict[str, object]]:
-    """Both sides' records, once the producer knows of the end too."""
-    end = time.monotonic() + 2
-    while True:
-        ours, theirs = prefill.handoff(name), decode.handoff(name)
-        if (ours["state"], theirs["state"]) == ("drained", "loaded"):
-            return ours, theirs
-        assert time.monotonic() < end, (ours, theirs)
-        time.sleep(0.05)

@@ -50,6 +50,22 @@ def judge(got: Got, streamed: bool) -> str:
     return "broken stream"
 
 
+async def ask(route: Rig, count: int, ends: Counter[str]) -> None:
+    """So many requests, some at a time, every other one streamed; each has ended by its deadline, well or in `judge`'s
+    other ways."""
+    numbers = list(range(count))
+
+    async def client() -> None:
+        while numbers:
+            streamed = numbers.pop() % 2 == 0
+            began = time.monotonic()
+            got = await route.complete({"prompt": "x", "stream": streamed})
+            assert time.monotonic() - began < DEADLINE + 2
+            ends[judge(got, streamed)] += 1
+
+    await asyncio.gather(*(client() for _ in range(AT_A_TIME)))
+
+
 @pytest.mark.parametrize("dispatch", ["sequential", "together"])
 @pytest.mark.parametrize("kind", ["prefill", "decode", "all"])
 def test_engines_killed_at_random(kind: str, dispatch: str) -> None:
@@ -61,21 +77,12 @@ def test_engines_killed_at_random(kind: str, dispatch: str) -> None:
     victims = [engine for engine in engines if kind in (engine.contract.role, "all")]
     ends: Counter[str] = Counter()
 
-    async def client(route: Rig, numbers: list[int]) -> None:
-        while numbers:
-            streamed = numbers.pop() % 2 == 0
-            began = time.monotonic()
-            got = await route.complete({"prompt": "x", "stream": streamed})
-            assert time.monotonic() - began < DEADLINE + 2
-            ends[judge(got, streamed)] += 1
-
     async def test() -> None:
         section = {"deadline": DEADLINE, "poll": 0.05, "dispatch": dispatch, "breaker_seconds": 0.1}
         async with rig(*engines, **section) as route:
             over = asyncio.Event()
             killer = asyncio.create_task(kill(victims, dice, over))
-            numbers = list(range(REQUESTS))
-            await asyncio.gather(*(client(route, numbers) for _ in range(AT_A_TIME)))
+            await ask(route, REQUESTS, ends)
             over.set()
             await killer
             await until(lambda: route.app[ADMISSION].load.idle)
@@ -102,14 +109,6 @@ def test_the_network_broken_at_random() -> None:
     ]
     ends: Counter[str] = Counter()
 
-    async def client(route: Rig, numbers: list[int]) -> None:
-        while numbers:
-            streamed = numbers.pop() % 2 == 0
-            began = time.monotonic()
-            got = await route.complete({"prompt": "x", "stream": streamed})
-            assert time.monotonic() - began < DEADLINE + 2
-            ends[judge(got, streamed)] += 1
-
     async def test() -> None:
         section = {"deadline": DEADLINE, "poll": 0.05, "breaker_seconds": 0.1}
         async with running(*engines):
@@ -122,8 +121,7 @@ def test_the_network_broken_at_random() -> None:
                 async with router(*engines, **section) as route:
                     over = asyncio.Event()
                     breaking = asyncio.create_task(disturb(nets, dice, over))
-                    numbers = list(range(REQUESTS))
-                    await asyncio.gather(*(client(route, numbers) for _ in range(AT_A_TIME)))
+                    await ask(route, REQUESTS, ends)
                     over.set()
                     await breaking
                     await until(lambda: route.app[ADMISSION].load.idle)
@@ -148,14 +146,6 @@ def test_engines_of_other_kinds_killed_at_random(kind: str) -> None:
     engines = [one.engine for one in kin]
     ends: Counter[str] = Counter()
 
-    async def client(route: Rig, numbers: list[int]) -> None:
-        while numbers:
-            streamed = numbers.pop() % 2 == 0
-            began = time.monotonic()
-            got = await route.complete({"prompt": "x", "stream": streamed})
-            assert time.monotonic() - began < DEADLINE + 2
-            ends[judge(got, streamed)] += 1
-
     async def test() -> None:
         section = {"deadline": DEADLINE, "poll": 0.05, "breaker_seconds": 0.1}
         async with running(*engines):
@@ -165,8 +155,7 @@ def test_engines_of_other_kinds_killed_at_random(kind: str) -> None:
             async with router(*engines, **section) as route:
                 over = asyncio.Event()
                 killer = asyncio.create_task(kill(engines, dice, over))
-                numbers = list(range(300))
-                await asyncio.gather(*(client(route, numbers) for _ in range(AT_A_TIME)))
+                await ask(route, 300, ends)
                 over.set()
                 await killer
                 await until(lambda: route.app[ADMISSION].load.idle)
