@@ -457,7 +457,8 @@ FAMILIES: dict[str, Callable[[], Iterator[Row]]] = {
     "vs_aiconfigurator": _aiconfigurator,
     **dict.fromkeys(("trace_attainment_azure", "trace_attainment_mooncake", "trace_reversal"), _traces),
     **dict.fromkeys(
-        ("simulator_1m", "simulator_conservation", "simulator_mm1", "simulator_mmk", "simulator_md1", "simulator_mdk"), _simulator
+        ("simulator_1m", "simulator_conservation", "simulator_mm1", "simulator_mmk", "simulator_md1", "simulator_mdk"),
+        _simulator,
     ),
 }
 
