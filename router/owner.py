@@ -80,6 +80,7 @@ async def _run(config: Config, secret: bytes, path: Path | None, workers: int) -
         scheme = "https" if section.tls else "http"
         log.info("listening on %s://%s:%d with %d workers", scheme, *listening.getsockname()[:2], workers)
         await stop.wait()
+        await app.shutdown()  # what would never end by itself, and so would keep its worker
         await asyncio.wait(keeping)
 
 

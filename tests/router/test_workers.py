@@ -16,7 +16,7 @@ from aiohttp import web
 
 from .fake_engine import FakeEngine, completion, make_contract, running
 from .rig import pair, until
-from .worker_rig import MARKS, WORKERS, Running, check, workers
+from .worker_rig import MARKS, OPERATOR, WORKERS, Running, check, workers
 
 pytestmark = MARKS
 
@@ -126,6 +126,19 @@ def test_workers_end_with_their_owner(tmp_path: Path) -> None:
             hold.set()
             assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 4
             await until(lambda: not any(map(alive, found)))
+
+    check(test)
+
+
+def test_a_page_that_looks_on_does_not_keep_the_router(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), workers(tmp_path, engine) as route:
+            await route.complete()
+            async with route.client.get(f"{route.url}/deeplink/v1/overview/stream", headers=OPERATOR) as page:
+                assert (await page.content.readline()).startswith(b"data: ")
+                route.process.send_signal(signal.SIGTERM)
+                await asyncio.wait_for(route.process.wait(), 15)
 
     check(test)
 
