@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deeplink import config as configs
+from deeplink.errors import ConfigError
 from deeplink.plugins import load_plugins
 from deeplink.router import owner, speech
 from deeplink.router.admission import Admission
@@ -68,6 +70,14 @@ def test_a_worker_that_is_killed_before_it_is_told_anything_is_started_again(
         check(test)
     else:
         pytest.importorskip("uvloop").run(asyncio.wait_for(test(), 20))
+
+
+def test_a_host_of_several_addresses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(family, socket.SOCK_STREAM, 6, "", (host, 0)) for family, host in ((2, "127.0.0.1"), (2, "127.0.0.2"))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(ConfigError) as caught:
+        owner.bound("both", 0)
+    assert (caught.value.field, caught.value.theirs) == ("router.host", "127.0.0.1, 127.0.0.2")
 
 
 def test_a_worker_has_the_configuration_of_its_owner(tmp_path: Path) -> None:

@@ -156,8 +156,8 @@ async def workers(
             made = Running(folder, f"{'https' if trusted else 'http'}://127.0.0.1:{port}", client, process)
             for _ in range(400):  # the owner listens before any worker does, so the first answer waits for one
                 try:
-                    await made.get("/health")
-                    break
+                    async with client.get(f"{made.url}/health", headers={"Connection": "close"}):
+                        break
                 except aiohttp.ClientConnectorError:
                     await asyncio.sleep(0.05)
             else:
