@@ -27,10 +27,10 @@ class Made:
         self.staged.append(memory)
 
     def register(self, memory: memoryview) -> Region:
-        raise NotImplementedError
+        raise AssertionError("nothing is moved here")
 
     def connect(self, address: str, deadline: float) -> Link:
-        raise NotImplementedError
+        raise AssertionError("nothing is moved here")
 
     def close(self) -> None:
         self.closed = True
