@@ -54,9 +54,15 @@ def install() -> None:
             from vllm_deeplink import supported, versions  # not every process comes here
 
             replicas = made.parallel_config.data_parallel_size
-            supported.check_parallel(made.parallel_config, replicas == 1 or versions.current().replicas)
+            supported.check_parallel(
+                made.parallel_config,
+                replicas=replicas == 1 or versions.current().replicas,
+                nodes=made.parallel_config.nnodes == 1 or versions.current().nodes,
+            )
             _check_ports(int(extra.get("control_port", 0)), replicas)
             extra["replicas"] = replicas
+            if made.parallel_config.node_rank:
+                extra["registration"] = None  # the engine's first host speaks for all of it
         _leave_at_exit(made.kv_transfer_config)
         return made
 

@@ -17,11 +17,16 @@ KINDS = {"FullAttentionSpec": FULL, "SlidingWindowSpec": SLIDING}
 
 
 def check(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, speculation: Collection[str], *, replicas: bool
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    speculation: Collection[str],
+    *,
+    replicas: bool,
+    nodes: bool,
 ) -> None:
-    """`speculation` are the ways to speculate that this vLLM is tested with; `replicas` says whether it is with several
-    of them. Raises ConfigError."""
-    check_parallel(vllm_config.parallel_config, replicas)
+    """`speculation` are the ways to speculate that this vLLM is tested with; `replicas` and `nodes` say whether it is
+    with several of them. Raises ConfigError."""
+    check_parallel(vllm_config.parallel_config, replicas=replicas, nodes=nodes)
     for group in kv_cache_config.kv_cache_groups:
         # Exactly these kinds: others derive from them and mean something else (latent vectors, states, chunks).
         kind = type(group.kv_cache_spec).__name__
@@ -60,8 +65,10 @@ def check(
         )
 
 
-def check_parallel(parallel: ParallelConfig, replicas: bool) -> None:
-    """Known before an engine is made. `replicas`: whether this vLLM is tested with several. Raises ConfigError."""
+def check_parallel(parallel: ParallelConfig, *, replicas: bool, nodes: bool) -> None:
+    """Known before an engine is made. `replicas` and `nodes`: whether this vLLM is tested with several replicas, and
+    with ranks on several hosts. Raises ConfigError."""
+    _check_nodes(parallel, nodes)
     for field, value, why, remedy in (
         # On CPU, the only place where this could be tried, vLLM 0.32 itself ends at the first request with a pipeline.
         (
@@ -101,6 +108,22 @@ def check_parallel(parallel: ParallelConfig, replicas: bool) -> None:
     ):
         if size > 1 and value != only:
             raise _refused(field, value, only, "replicas were tried only behind one API on one host", one_each)
+
+
+def _check_nodes(parallel: ParallelConfig, tested: bool) -> None:
+    count = parallel.nnodes
+    if count == 1:
+        return
+    whole = "use an engine of one host"
+    if not tested:
+        raise _refused("nnodes", count, 1, "several hosts were not tried with this vLLM", whole)
+    if parallel.data_parallel_size > 1:
+        raise _refused(
+            "data-parallel-size", parallel.data_parallel_size, 1, "replicas on several hosts were not tried", whole
+        )
+    if parallel.distributed_executor_backend != "mp":
+        backend = parallel.distributed_executor_backend
+        raise _refused("distributed-executor-backend", backend, "mp", "several hosts were tried only with it", whole)
 
 
 def _refused(field: str, ours: object, theirs: object, why: str, remedy: str) -> ConfigError:

@@ -9,7 +9,8 @@ import pytest
 
 from deeplink.errors import ConfigError
 from vllm_deeplink import supported
-from vllm_deeplink.versions import v0_32
+from vllm_deeplink.versions import v0_27, v0_29, v0_32
+from vllm_deeplink.versions.version import Version
 
 
 def settings(**changes: Any) -> tuple[Any, Any]:
@@ -23,6 +24,8 @@ def settings(**changes: Any) -> tuple[Any, Any]:
         "is_moe_model": False,
         "decode_context_parallel_size": 1,
         "prefill_context_parallel_size": 1,
+        "nnodes": 1,
+        "distributed_executor_backend": "mp",
     }
     method, kind, dynamic, transfer = (
         changes.pop(name, None) for name in ("method", "kind", "calculate_kv_scales", "weight_transfer_config")
@@ -40,11 +43,12 @@ def settings(**changes: Any) -> tuple[Any, Any]:
 
 
 def test_what_is_tested_passes() -> None:
-    supported.check(*settings(), (), replicas=False)
-    supported.check(*settings(method="ngram"), v0_32.VERSION.speculation, replicas=False)
+    supported.check(*settings(), (), replicas=False, nodes=False)
+    supported.check(*settings(method="ngram"), v0_32.VERSION.speculation, replicas=False, nodes=False)
     # As the process that starts them sees replicas, and as each of them sees itself.
-    supported.check(*settings(data_parallel_size=4), (), replicas=True)
-    supported.check(*settings(data_parallel_index=3), (), replicas=True)
+    supported.check(*settings(data_parallel_size=4), (), replicas=True, nodes=False)
+    supported.check(*settings(data_parallel_index=3), (), replicas=True, nodes=False)
+    supported.check(*settings(nnodes=2), (), replicas=True, nodes=True)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,7 @@ def test_what_is_tested_passes() -> None:
         ({"pipeline_parallel_size": 2}, "pipeline-parallel-size", "2"),
         ({"data_parallel_size": 4}, "data-parallel-size", "4"),
         ({"data_parallel_index": 1}, "data-parallel-size", "2"),
+        ({"nnodes": 2}, "nnodes", "2"),
         ({"decode_context_parallel_size": 2}, "decode-context-parallel-size", "2"),
         ({"prefill_context_parallel_size": 2}, "prefill-context-parallel-size", "2"),
         ({"kind": "MambaSpec"}, "kind of KV cache", "MambaSpec"),
@@ -68,7 +73,7 @@ def test_what_is_tested_passes() -> None:
 )
 def test_what_is_not_is_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        supported.check(*settings(**changes), (), replicas=False)
+        supported.check(*settings(**changes), (), replicas=False, nodes=False)
     reason = caught.value.reason()
     assert (reason.field, reason.ours) == (field, ours)
     assert reason.theirs
@@ -87,9 +92,33 @@ def test_what_is_not_is_refused_by_name(changes: dict[str, Any], field: str, our
 )
 def test_replicas_that_were_not_tried_are_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        supported.check_parallel(settings(data_parallel_size=2, **changes)[0].parallel_config, replicas=True)
+        supported.check_parallel(
+            settings(data_parallel_size=2, **changes)[0].parallel_config, replicas=True, nodes=False
+        )
     reason = caught.value.reason()
     assert (reason.field, reason.ours) == (field, ours)
     assert reason.remedy
     alone = {name: value for name, value in changes.items() if name != "data_parallel_size_local"}
-    supported.check_parallel(settings(**alone)[0].parallel_config, replicas=True)  # one has no siblings
+    supported.check_parallel(settings(**alone)[0].parallel_config, replicas=True, nodes=False)  # one has no siblings
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "ours"),
+    [
+        ({"data_parallel_size": 2}, "data-parallel-size", "2"),
+        ({"distributed_executor_backend": "external_launcher"}, "distributed-executor-backend", "external_launcher"),
+        ({"pipeline_parallel_size": 2}, "pipeline-parallel-size", "2"),
+    ],
+)
+def test_several_hosts_that_were_not_tried_are_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        supported.check_parallel(settings(nnodes=2, **changes)[0].parallel_config, replicas=True, nodes=True)
+    reason = caught.value.reason()
+    assert (reason.field, reason.ours) == (field, ours)
+    assert reason.remedy
+
+
+@pytest.mark.parametrize("version", [v0_27.VERSION, v0_29.VERSION, v0_32.VERSION])
+def test_several_hosts_were_tried_with_no_version(version: Version) -> None:
+    with pytest.raises(ConfigError, match="nnodes"):
+        supported.check(*settings(nnodes=2), (), replicas=version.replicas, nodes=version.nodes)
