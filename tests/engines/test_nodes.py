@@ -38,7 +38,7 @@ def spread(fleet: Fleet) -> Iterator[Spread]:
     (master,) = engines.free_ports(1)
     more = {"model": fleet.tiny("four-heads"), "kv_mib": 64}
     nodes = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(master))
-    both = ("--tensor-parallel-size", "2", *nodes)
+    both = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp", *nodes)
     first = fleet.prepare("node-0", "both", block_size=64, flags=(*both, "--node-rank", "0"), **more)
     second = fleet.prepare(
         "node-1",
