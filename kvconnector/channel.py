@@ -30,7 +30,7 @@ from typing import Annotated
 import msgspec
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason
-from deeplink.kvconnector import frames, wire
+from deeplink.kvconnector import frames, greeting, wire
 from deeplink.kvconnector.contract import MAX_BYTES, Contract, Count, Name, Text
 from deeplink.kvconnector.digest import ALL, Sample
 from deeplink.kvconnector.first_token import FirstToken
@@ -206,7 +206,7 @@ class Channel:
     def connect(address: str, secret: bytes, deadline: float, tls: Tls | None = None) -> Channel:
         sock = wire.connect(address, deadline)
         try:
-            sock = wire.greet(sock, secret, PURPOSE, server=False, deadline=deadline, tls=tls)
+            sock = greeting.greet(sock, secret, PURPOSE, server=False, deadline=deadline, tls=tls)
         except DeeplinkError:
             sock.close()
             raise

@@ -33,7 +33,8 @@ from deeplink.errors import (
     Refused,
     TicketRefused,
 )
-from deeplink.kvconnector import channel, contract, passage, prefix_space, ticket, weights, wire
+from deeplink.kvconnector import channel, contract, passage, prefix_space, ticket, weights
+from deeplink.kvconnector import greeting as greetings
 from deeplink.kvconnector.cast import between, parse_consent
 from deeplink.kvconnector.compare import compare
 from deeplink.kvconnector.layout import ELEMENTS, Layout
@@ -120,7 +121,7 @@ def greeting(data: bytes) -> None:
     for server in (True, False):
         with _sent(data) as ours:
             try:
-                wire.greet(ours, SECRET, "fuzz", server=server, deadline=time.monotonic() + 1)
+                greetings.greet(ours, SECRET, "fuzz", server=server, deadline=time.monotonic() + 1)
             except DeeplinkError:
                 continue
         raise AssertionError("a peer without the secret was let in")
