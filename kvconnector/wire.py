@@ -144,6 +144,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None:
+    """All of it; what is short goes in one call."""
     remaining(deadline)
     try:
         sent = sock.send(data, socket.MSG_DONTWAIT)
