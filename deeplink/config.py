@@ -249,7 +249,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Config:
         data = tomllib.loads(Path(path).read_text())
     except OSError as exc:
         raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"{path} is not TOML: {exc}") from exc
     return parse(data, str(path))
 

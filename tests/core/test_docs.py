@@ -17,6 +17,7 @@ from deeplink import config, hookspecs, plugins
 from deeplink.cli import main
 from deeplink.errors import DeeplinkError
 from deeplink.kvconnector import compiled
+from lmdeploy_deeplink.engine import waiting
 from sglang_deeplink import hooks
 from vllm_deeplink import asked, flags, platform
 
@@ -50,7 +51,7 @@ def _settings(model: type[BaseModel], prefix: str = "") -> set[str]:
 def test_every_setting_and_variable() -> None:
     named = _first_column("config.md")
     variables = {config.VARIABLE, plugins.ONLY, plugins.DISABLE, plugins.TRACE, compiled.VARIABLE}
-    variables |= {platform.VARIABLE, asked.ROLE, asked.PORT, asked.ROUTER, hooks.FORCE}
+    variables |= {platform.VARIABLE, asked.ROLE, asked.PORT, asked.ROUTER, hooks.FORCE, waiting.VARIABLE}
     assert {name for name in named if name.isupper() or "DEEPLINK_" in name} == variables
     settings = {name for name in named if not name.startswith(("-", "DEEPLINK_", "GET", "DELETE"))}
     assert settings == _settings(config.Config)
