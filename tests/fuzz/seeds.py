@@ -196,7 +196,7 @@ SEEDS: dict[str, list[bytes]] = {
         bytes([step]) + REQUEST * 2 + CHUNKED + request
         for step in (0, 6, 255)
         for request in (
-            REQUEST,
+            REQUEST.replace(b"POST", b"HEAD") + REQUEST,
             b"GET /health HTTP/1.0\r\n\r\n",
             b"HEAD / HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n",
         )
