@@ -38,8 +38,8 @@ def server(python: Path, model: Path, folder: Path, *words: str) -> Process:
     (port,) = engines.free_ports(1)
     command = ["-m", "deeplink.cli", "serve", "lmdeploy", model, "--model-name", "demo", "--dtype", DTYPE]
     command += ["--server-name", "127.0.0.1", "--server-port", str(port), "--session-len", "1024", "--eager-mode"]
-    command += ["--max-batch-size", "4", "--cache-block-seq-len", "16", "--num-gpu-blocks", "100", "--disable-metrics"]
-    command += ["--logprobs-mode", "raw_logprobs"]
+    command += ["--max-batch-size", "4", "--cache-block-seq-len", "16", "--cache-max-entry-count", "0.05"]
+    command += ["--disable-metrics", "--logprobs-mode", "raw_logprobs"]
     return Process(
         "lmdeploy",
         [python, *command, *words],
