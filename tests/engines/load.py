@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
@@ -71,16 +72,22 @@ class Run:
             self.up.set()
 
 
-def run(fleet: Fleet, prefill: Running, decode: Running, alone: Running, router: str) -> None:
+@dataclass(frozen=True)
+class Found:
+    """How many requests were answered, refused, or left by their clients; and of the answers those that are not the
+    decode engine's own, each with that one. Nothing is held one second after the last."""
+
+    ends: Counter[str]
+    wrong: dict[int, tuple[list[int], list[int]]]
+
+
+def run(fleet: Fleet, prefill: Running, decode: Running, alone: Running, router: str) -> Found:
     """`alone` is the decode engine, or one like it where that serves nobody alone."""
     found = Run(router, lambda: fleet.restart(decode))
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         list(pool.map(found.request, range(REQUESTS)))
     time.sleep(1)
     quiet(prefill, decode, seconds=0.2)
-    assert sum(found.ends.values()) == REQUESTS
-    assert found.ends["left"] > 0.1 * REQUESTS, found.ends
-    assert found.ends["answered"] > 0.6 * REQUESTS, found.ends
 
     def expected(number: int) -> list[int]:
         body = completion(prompt(random.Random(number).randint(5, 400), seed=50_000 + number), TOKENS)
@@ -88,4 +95,5 @@ def run(fleet: Fleet, prefill: Running, decode: Running, alone: Running, router:
 
     with ThreadPoolExecutor(4) as pool:
         right = dict(zip(found.answers, pool.map(expected, found.answers), strict=True))
-    assert not {number: (answer, right[number]) for number, answer in found.answers.items() if answer != right[number]}
+    wrong = {number: (answer, right[number]) for number, answer in found.answers.items() if answer != right[number]}
+    return Found(found.ends, wrong)
