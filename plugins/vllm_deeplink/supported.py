@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 KINDS = {"FullAttentionSpec": FULL, "SlidingWindowSpec": SLIDING}
 """vLLM's kinds of cache and ours."""
 
+NOT_COMPILED = 0
+"""vLLM's CompilationMode.NONE: eager mode, or LoRA on a CPU."""
+
 
 def check(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, speculation: Collection[str], *, replicas: bool
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, speculation: Collection[str], *, replicas: bool, cpu: bool
 ) -> None:
     """`speculation` are the ways to speculate that this vLLM is tested with; `replicas` says whether it is with several
-    of them. Raises ConfigError."""
+    of them, `cpu` whether it computes on one. Raises ConfigError."""
     check_parallel(vllm_config.parallel_config, replicas)
+    if cpu:
+        check_pipeline(vllm_config)
     for group in kv_cache_config.kv_cache_groups:
         # Exactly these kinds: others derive from them and mean something else (latent vectors, states, chunks).
         kind = type(group.kv_cache_spec).__name__
@@ -48,6 +53,14 @@ def check(
             theirs="not set",
             remedy="start this engine without it, and again for other weights",
         )
+    if getattr(vllm_config.model_config, "enable_sleep_mode", False):
+        raise ConfigError(
+            "an engine that sleeps gives away the memory of its cache, with what is being handed over",
+            field="enable-sleep-mode",
+            ours="True",
+            theirs="False",
+            remedy="start this engine without it",
+        )
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in speculation:
         raise ConfigError(
@@ -63,13 +76,6 @@ def check(
 def check_parallel(parallel: ParallelConfig, replicas: bool) -> None:
     """Known before an engine is made. `replicas`: whether this vLLM is tested with several. Raises ConfigError."""
     for field, value, why, remedy in (
-        # On CPU, the only place where this could be tried, vLLM 0.32 itself ends at the first request with a pipeline.
-        (
-            "pipeline-parallel-size",
-            parallel.pipeline_parallel_size,
-            "a pipeline could not be tried yet",
-            "use tensor parallelism",
-        ),
         (
             "decode-context-parallel-size",
             parallel.decode_context_parallel_size,
@@ -101,6 +107,25 @@ def check_parallel(parallel: ParallelConfig, replicas: bool) -> None:
     ):
         if size > 1 and value != only:
             raise _refused(field, value, only, "replicas were tried only behind one API on one host", one_each)
+
+
+def check_pipeline(vllm_config: VllmConfig) -> None:
+    """Of an engine that computes on a CPU. Known before it is made. Raises ConfigError.
+
+    The model runner keeps what one part of a pipeline sends to the next in tensors that it makes while it warms up. On
+    a CPU vLLM (0.27 to 0.32) leaves that out where nothing is compiled, and its pipeline ends at the first request,
+    with ``assert self.intermediate_tensors is not None`` in ``GPUModelRunner.sync_and_gather_intermediate_tensors``.
+    """
+    size = vllm_config.parallel_config.pipeline_parallel_size
+    if size != 1 and int(vllm_config.compilation_config.mode) == NOT_COMPILED:
+        raise ConfigError(
+            "on CPUs vLLM's own pipeline ends at the first request where nothing is compiled, as in eager mode and "
+            "with LoRA",
+            field="pipeline-parallel-size",
+            ours=f"{size}, not compiled",
+            theirs="1, or compiled",
+            remedy="start it without --enforce-eager and --enable-lora, or use tensor parallelism",
+        )
 
 
 def _refused(field: str, ours: object, theirs: object, why: str, remedy: str) -> ConfigError:

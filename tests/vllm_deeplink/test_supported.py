@@ -28,8 +28,11 @@ def settings(**changes: Any) -> tuple[Any, Any]:
         changes.pop(name, None) for name in ("method", "kind", "calculate_kv_scales", "weight_transfer_config")
     )
     local = {"data_parallel_size_local": changes.get("data_parallel_size", 1)}
+    compiled, sleeps = changes.pop("compiled", True), changes.pop("enable_sleep_mode", False)
     config = SimpleNamespace(
+        compilation_config=SimpleNamespace(mode=3 if compiled else 0),
         parallel_config=SimpleNamespace(**{**parallel, **local, **changes}),
+        model_config=SimpleNamespace(enable_sleep_mode=sleeps),
         cache_config=SimpleNamespace(calculate_kv_scales=bool(dynamic)),
         speculative_config=SimpleNamespace(method=method) if method else None,
         weight_transfer_config=transfer,
@@ -40,17 +43,19 @@ def settings(**changes: Any) -> tuple[Any, Any]:
 
 
 def test_what_is_tested_passes() -> None:
-    supported.check(*settings(), (), replicas=False)
-    supported.check(*settings(method="ngram"), v0_32.VERSION.speculation, replicas=False)
+    supported.check(*settings(), (), replicas=False, cpu=True)
+    supported.check(*settings(method="ngram"), v0_32.VERSION.speculation, replicas=False, cpu=True)
+    supported.check(*settings(pipeline_parallel_size=2), (), replicas=False, cpu=True)
+    supported.check(*settings(pipeline_parallel_size=2, compiled=False), (), replicas=False, cpu=False)
     # As the process that starts them sees replicas, and as each of them sees itself.
-    supported.check(*settings(data_parallel_size=4), (), replicas=True)
-    supported.check(*settings(data_parallel_index=3), (), replicas=True)
+    supported.check(*settings(data_parallel_size=4), (), replicas=True, cpu=True)
+    supported.check(*settings(data_parallel_index=3), (), replicas=True, cpu=True)
 
 
 @pytest.mark.parametrize(
     ("changes", "field", "ours"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline-parallel-size", "2"),
+        ({"pipeline_parallel_size": 2, "compiled": False}, "pipeline-parallel-size", "2, not compiled"),
         ({"data_parallel_size": 4}, "data-parallel-size", "4"),
         ({"data_parallel_index": 1}, "data-parallel-size", "2"),
         ({"decode_context_parallel_size": 2}, "decode-context-parallel-size", "2"),
@@ -60,6 +65,7 @@ def test_what_is_tested_passes() -> None:
         ({"kind": "ChunkedLocalAttentionSpec"}, "kind of KV cache", "ChunkedLocalAttentionSpec"),
         ({"calculate_kv_scales": True}, "calculate-kv-scales", "True"),
         ({"weight_transfer_config": object()}, "weight-transfer-config", "set"),
+        ({"enable_sleep_mode": True}, "enable-sleep-mode", "True"),
         ({"method": "ngram"}, "speculative-config.method", "ngram"),  # of versions that it was not tested with
         ({"method": "eagle"}, "speculative-config.method", "eagle"),
         ({"method": "mtp"}, "speculative-config.method", "mtp"),
@@ -68,7 +74,7 @@ def test_what_is_tested_passes() -> None:
 )
 def test_what_is_not_is_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        supported.check(*settings(**changes), (), replicas=False)
+        supported.check(*settings(**changes), (), replicas=False, cpu=True)
     reason = caught.value.reason()
     assert (reason.field, reason.ours) == (field, ours)
     assert reason.theirs
