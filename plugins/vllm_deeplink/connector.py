@@ -71,13 +71,7 @@ Reports: Any = VERSION.reports
 class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        supported.check(
-            vllm_config,
-            kv_cache_config,
-            VERSION.speculation,
-            replicas=VERSION.replicas,
-            cpu=current_platform.is_cpu(),
-        )
+        supported.check(vllm_config, kv_cache_config, VERSION, cpu=current_platform.is_cpu())
         VERSION.check_groups(len(kv_cache_config.kv_cache_groups))
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = config.load(extra.get("config"))

@@ -56,9 +56,7 @@ def install() -> None:
             from vllm_deeplink import supported, versions
 
             replicas = made.parallel_config.data_parallel_size
-            supported.check_parallel(made.parallel_config, replicas == 1 or versions.current().replicas)
-            if current_platform.is_cpu():
-                supported.check_pipeline(made)
+            supported.check_parallel(made, versions.current(), cpu=current_platform.is_cpu())
             _check_ports(int(extra.get("control_port", 0)), replicas)
             extra["replicas"] = replicas
         _leave_at_exit(made.kv_transfer_config)
