@@ -58,13 +58,13 @@ class Owner:
             self.on_state()
             self.said.set()
             return
-        number = message.call if isinstance(message, speech.Looked) else message.grant
+        number = message.call if isinstance(message, speech.Done) else message.grant
         answer = self._asked.get(number)
         if answer is None or answer.done():
             return
         if isinstance(message, speech.Chosen):
             answer.set_result(self.resolve(message.prefill, message.decode))
-        elif isinstance(message, speech.Failed):
+        elif message.reason is not None:
             answer.set_exception(DeeplinkError.from_reason(message.reason))
         else:
             answer.set_result(None)
@@ -98,6 +98,11 @@ class BorrowedFleet:
         number = self._owner.number()
         await self._owner.ask(number, speech.Look(number, None if names is None else list(names)))
 
+    async def link(self, producer: Engine, consumer: Engine) -> None:
+        """The owner does it: each worker for itself would connect them again."""
+        number = self._owner.number()
+        await self._owner.ask(number, speech.Link(number, producer.name, consumer.name))
+
     async def state(self, engine: Engine, handoff: str) -> HandoffState | None:
         return await self._control.handoff(engine.control, handoff) if engine.kind == DEEPLINK else None
 
@@ -128,16 +133,22 @@ class BorrowedFleet:
             task.cancel()
 
     def _heard(self) -> None:
-        state = self._owner.state
+        state, before = self._owner.state, self._engines
         self._answered |= state.answered
-        self._engines = {engine.name: engine for engine in state.engines}
-        self.table = table(state.engines, self.table)
+        # What has not changed stays the same object, which is compared at once with itself: of a large fleet each with
+        # each would take long.
+        self._engines = {engine.name: _kept(before.get(engine.name), engine) for engine in state.engines}
+        self.table = table(self._engines.values(), self.table)
 
     def _resolve(self, prefill: str, decode: str) -> Plain | Pair | None:
         if prefill:
             pairs = self.table.partners.get(prefill, ())
             return next((pair for pair in pairs if pair.decode.name == decode), None)
         return Plain(self._engines[decode]) if decode in self._engines else None
+
+
+def _kept(old: Engine | None, new: Engine) -> Engine:
+    return old if old == new else new
 
 
 class BorrowedAdmission:

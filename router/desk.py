@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from deeplink.errors import DeeplinkError
+from deeplink.errors import DeeplinkError, PeerGone
 from deeplink.router import speech
 from deeplink.router.admission import Admission, Need
 from deeplink.router.choice import Pair, Plain
@@ -66,18 +66,20 @@ class Desks:
         )
 
     def changed(self) -> None:
-        """Tells every worker, before it is told anything that follows from it."""
-        said = self._said = self.state
+        """Tells every worker, before it is told anything that follows from it. How full an engine is, which changes all
+        the time, is none of that; nor is when one that is up was heard of."""
+        before, now = self._said, self.state
+        if before is not None and (before.engines, before.early, before.sizes) == (now.engines, now.early, now.sizes):
+            return
+        self._said = now
         for desk in self.open:
-            desk.line.send(said)
+            desk.line.send(now)
 
     async def watch(self) -> None:
         """Until it is cancelled."""
         while True:
             await asyncio.sleep(WATCH)
-            said, now = self._said, self.state
-            if said is None or (said.early, said.sizes) != (now.early, now.sizes):
-                self.changed()
+            self.changed()
 
 
 class Desk:
@@ -135,6 +137,8 @@ class Desk:
             desks.fleet.cancel(message.handoff, [asked[name] for name in message.engines if name in asked])
         elif isinstance(message, speech.Look):
             desks.fleet.later(self._look(message))
+        elif isinstance(message, speech.Link):
+            desks.fleet.later(self._link(message))
         elif isinstance(message, speech.FirstByte):
             desks.metrics.first_byte(message, message.seconds)
         elif isinstance(message, speech.Over):
@@ -200,7 +204,19 @@ class Desk:
 
     async def _look(self, message: speech.Look) -> None:
         await self._desks.fleet.look(message.engines)
-        self.line.send(speech.Looked(message.call))
+        self.line.send(speech.Done(message.call))
+
+    async def _link(self, message: speech.Link) -> None:
+        fleet = self._desks.fleet
+        up = {engine.name: engine for engine in fleet.table.engines if not engine.down}
+        try:
+            if gone := {message.prefill, message.decode} - up.keys():
+                raise PeerGone(f"engine {min(gone)} has just gone")
+            await fleet.link(up[message.prefill], up[message.decode])
+        except DeeplinkError as exc:
+            self.line.send(speech.Done(message.call, exc.reason()))
+        else:
+            self.line.send(speech.Done(message.call))
 
 
 class _Line(speech.Line):

@@ -156,6 +156,10 @@ class Fleet:
         """How far the prefill of this handoff is, as `Control.stage`."""
         return await self._control.stage(engine.control, handoff, known, until)
 
+    async def link(self, producer: Engine, consumer: Engine) -> None:
+        """What their kind does for two engines before their first handoff (`kinds.Kind.link`). Raises DeeplinkError."""
+        await self.kinds.get(producer.kind).link(producer, consumer, self._control)
+
     def cancel(self, handoff: str, engines: Iterable[Engine]) -> None:
         """Cancel a handoff at these engines, in the background: the request that wants it may be cancelled
         itself."""

@@ -16,7 +16,14 @@ class Keys:
     """A set of keys, any of which opens."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(_digest(key) for key in keys)
+        self.digests = tuple(_digest(key) for key in keys)
+
+    @staticmethod
+    def of(digests: Iterable[bytes]) -> Keys:
+        """The set of which these are the `digests`."""
+        made = Keys(())
+        made.digests = tuple(digests)
+        return made
 
     def open_with(self, authorization: str) -> bool:
         """Whether the value of an Authorization header holds one of the keys."""
@@ -27,7 +34,7 @@ class Keys:
         scheme, _, given = authorization.partition(b" ")
         digest = hashlib.sha256(given.strip()).digest()
         found = False
-        for known in self._digests:
+        for known in self.digests:
             found |= hmac.compare_digest(digest, known)
         return found and scheme.lower() == b"bearer"
 

@@ -1,6 +1,7 @@
 """LMDeploy's way to hand over: its PD migration, spoken by the router itself.
 
-Two engines are connected once, by the router, before their first handoff. Then prefill runs first and is asked to keep
+Two engines are connected once, by the router, before their first handoff: who connects them again breaks what is being
+read. Then prefill runs first and is asked to keep
 its cache; its answer names the blocks and the last token, and the decode engine, told these, reads them and tells the
 prefill engine to free them. What no decode engine will read is freed by a call to the prefill engine.
 
@@ -80,9 +81,9 @@ class Lmdeploy:
         return bodies.obstacle(body, chat=chat)
 
     def hand(self, exchange: Exchange, pair: Pair, until: float, tools: Tools) -> LmdeployHanding:
-        return LmdeployHanding(exchange, pair, tools, self)
+        return LmdeployHanding(exchange, pair, tools)
 
-    async def connect(self, producer: Engine, consumer: Engine, probe: Probe) -> None:
+    async def link(self, producer: Engine, consumer: Engine, probe: Probe) -> None:
         """Once for each two; who comes meanwhile waits for the same. Raises DeeplinkError; then the next tries anew."""
         assert producer.said is not None
         assert consumer.said is not None
@@ -155,7 +156,6 @@ class LmdeployHanding:
     exchange: Exchange
     pair: Pair
     tools: Tools
-    kind: Lmdeploy
     together: bool | None = False
     confirmed: bool = False
     linger: bool = True
@@ -165,7 +165,7 @@ class LmdeployHanding:
         self._seen = False
 
     async def ready(self, consumer: Engine) -> None:
-        await self.kind.connect(self.pair.prefill, consumer, self.tools.probe)
+        await self.tools.fleet.link(self.pair.prefill, consumer)
 
     def prefill(self) -> Part:
         members = {"with_cache": True, "preserve_cache": True}

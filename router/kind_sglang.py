@@ -61,6 +61,9 @@ class Sglang:
         if status >= 300:
             raise ProtocolError(f"{url} answered {status}", field="status", theirs=str(status))
 
+    async def link(self, producer: Engine, consumer: Engine, probe: Probe) -> None:
+        """The engines find each other."""
+
     def obstacle(self, body: Body, *, chat: bool) -> str:
         # Several answers to one prompt would need rooms in an order that the API does not promise.
         return "n" if body.fields.get("n") not in (None, 1) else ""

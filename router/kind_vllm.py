@@ -65,6 +65,9 @@ class Vllm:
         if await self._engine_id(engine, probe) != engine.said.facts.get("engine_id"):
             raise ProtocolError(f"engine {engine.name} was restarted", field="engine_id")
 
+    async def link(self, producer: Engine, consumer: Engine, probe: Probe) -> None:
+        """The engines find each other."""
+
     def obstacle(self, body: Body, *, chat: bool) -> str:
         return bodies.obstacle(body, chat=chat)
 

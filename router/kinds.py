@@ -91,6 +91,10 @@ class Kind(Protocol):
     async def up(self, engine: Engine, probe: Probe) -> None:
         """Called every `router.poll` seconds. Raises DeeplinkError if it is not up."""
 
+    async def link(self, producer: Engine, consumer: Engine, probe: Probe) -> None:
+        """What two engines have to be told before they can hand over, once for both. Called through `Known.link` in the
+        one process that looks at engines, however many serve. Raises DeeplinkError."""
+
     def obstacle(self, body: Body, *, chat: bool) -> str:
         """Which field keeps this request from being handed over; "" if none does."""
 

@@ -8,6 +8,7 @@ killed. One that ends is started again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -25,9 +26,10 @@ from deeplink.config import Config
 from deeplink.errors import ConfigError
 from deeplink.router.app import make_app
 from deeplink.router.desk import Desks
+from deeplink.router.keys import load as load_keys
 from deeplink.router.parts import ADMISSION, FLEET, LISTED, METRICS, RECENT
 from deeplink.router.serve import SHUTDOWN_SECONDS, load_tls, loop_runner
-from deeplink.router.worker import LIBRARY, OWNER, Start
+from deeplink.router.worker import LIBRARY, OWNER, Start, written
 
 BACKLOG = 1024
 MOST_SECONDS = 2.0
@@ -71,12 +73,14 @@ async def _run(config: Config, secret: bytes, path: Path | None, workers: int) -
         stack.callback(server.close)
         watching = asyncio.create_task(desks.watch())
         stack.callback(watching.cancel)
-        start = Start(config.model_dump_json().encode(), secret, folder, listening.fileno())
+        keys = load_keys(section.keys_file, "router.keys_file")
+        start = Start(written(config), secret, keys.digests if keys else None, folder, listening.fileno())
         keeping = [asyncio.create_task(_keep(number, start, stop)) for number in range(workers)]
         loop.add_signal_handler(signal.SIGHUP, app[LISTED].look_now)
         scheme = "https" if section.tls else "http"
         log.info("listening on %s://%s:%d with %d workers", scheme, *listening.getsockname()[:2], workers)
         await stop.wait()
+        await app.shutdown()  # what would never end by itself, and so would keep its worker
         await asyncio.wait(keeping)
 
 
@@ -126,8 +130,11 @@ async def _started(start: Start) -> Process:
         sys.executable, "-m", "deeplink.router.worker", stdin=asyncio.subprocess.PIPE, pass_fds=(start.fd,)
     )
     assert process.stdin is not None
-    process.stdin.write(msgspec.msgpack.encode(start))
-    process.stdin.close()
+    # One that was killed before it was told anything has closed this end too, which uvloop says with a RuntimeError;
+    # that it has ended is seen by whoever waits for it.
+    with contextlib.suppress(RuntimeError, ConnectionError):
+        process.stdin.write(msgspec.msgpack.encode(start))
+        process.stdin.close()
     return process
 
 

@@ -110,6 +110,14 @@ class Look(msgspec.Struct, frozen=True, array_like=True, tag=9):
     engines: list[str] | None
 
 
+class Link(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """Two engines are to hand over, by their names."""
+
+    call: int
+    prefill: str
+    decode: str
+
+
 class Guessed(msgspec.Struct, frozen=True, array_like=True, tag=10):
     pass
 
@@ -161,8 +169,11 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=22):
     reason: Reason
 
 
-class Looked(msgspec.Struct, frozen=True, array_like=True, tag=23):
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """What was asked by this number is done; `reason` says why it was not."""
+
     call: int
+    reason: Reason | None = None
 
 
 Asked = (
@@ -175,12 +186,13 @@ Asked = (
     | Judged
     | Cancel
     | Look
+    | Link
     | Guessed
     | FirstByte
     | Over
     | Refused
 )
-Told = State | Chosen | Failed | Looked
+Told = State | Chosen | Failed | Done
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ import msgspec
 
 from deeplink import config as configs
 from deeplink.config import Config
-from deeplink.errors import NoEngine
+from deeplink.errors import ConfigError, NoEngine, PluginError
 from deeplink.plugins import load_plugins
 from deeplink.router import inner, logs
 from deeplink.router.api import Api, failed, told
@@ -27,7 +27,7 @@ from deeplink.router.clients import Clients
 from deeplink.router.control import Control
 from deeplink.router.flow import Flow
 from deeplink.router.head import Request
-from deeplink.router.keys import load as load_keys
+from deeplink.router.keys import Keys
 from deeplink.router.serve import SHUTDOWN_SECONDS, load_tls, loop_runner, spare_the_collector
 from deeplink.router.tracing import Spans
 from deeplink.router.upstream import Upstream
@@ -43,27 +43,40 @@ log = logging.getLogger(__name__)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a worker is told when it starts. `fd` is the socket on which clients arrive, which it has inherited."""
+    """What a worker is told when it starts: the configuration as `written`, the secret, which keys clients need (their
+    digests, None if none are needed: those in the file now may be others), and where the owner's sockets are. `fd` is
+    the socket on which clients arrive, which it has inherited."""
 
     config: bytes
     secret: bytes
+    keys: tuple[bytes, ...] | None
     folder: str
     fd: int
+
+
+def written(config: Config) -> bytes:
+    """As `read` reads it. Not JSON, in which a limit cannot be infinite."""
+    return msgspec.msgpack.encode(config.model_dump(), enc_hook=str)
+
+
+def read(config: bytes) -> Config:
+    return configs.parse(msgspec.msgpack.decode(config), "the owner's configuration")
 
 
 def main() -> None:
     start = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Start)
     logs.to_stderr()
-    config = configs.parse(msgspec.json.decode(start.config), "the owner's configuration")
     try:
-        loop_runner()(serve(config, start.secret, start.folder, socket.socket(fileno=start.fd)))
-    except NoEngine as exc:
+        loop_runner()(serve(start))
+    except (ConfigError, NoEngine, PluginError) as exc:
         log.error("%s", exc)
         raise SystemExit(1) from exc
 
 
-async def serve(config: Config, secret: bytes, folder: str, listening: socket.socket) -> None:
-    """Until SIGTERM, or until the owner has ended. Raises NoEngine if it cannot be reached."""
+async def serve(start: Start) -> None:
+    """Until SIGTERM, or until the owner has ended. Raises NoEngine if it cannot be reached, ConfigError for a
+    certificate that cannot be used any more."""
+    config, secret, folder = read(start.config), start.secret, start.folder
     section, loop, stop = config.router, asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     for number in (signal.SIGINT, signal.SIGHUP):  # the owner's to hear
@@ -79,7 +92,7 @@ async def serve(config: Config, secret: bytes, folder: str, listening: socket.so
     fleet = BorrowedFleet(owner, control, plugins.kinds)
     admission = BorrowedAdmission(owner, section, plugins.policies)
     flow = Flow(fleet, admission, upstream, control, secret, section)
-    keys = load_keys(section.keys_file, "router.keys_file")
+    keys = None if start.keys is None else Keys.of(start.keys)
     api = Api(section, keys, fleet, flow, upstream, BorrowedMetrics(owner), BorrowedRecent(owner), spans)
     api.library = partial(_forward, os.path.join(folder, LIBRARY))
     clients = Clients(api, section.max_connections, section.header_seconds)
@@ -88,7 +101,7 @@ async def serve(config: Config, secret: bytes, folder: str, listening: socket.so
             raise NoEngine(UNREACHED)
         server = await loop.create_server(
             lambda: Client(clients, loop),
-            sock=listening,
+            sock=socket.socket(fileno=start.fd),
             ssl=context,
             ssl_handshake_timeout=section.header_seconds if context else None,
         )

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
@@ -72,17 +71,15 @@ class Run:
             self.up.set()
 
 
-@dataclass(frozen=True)
-class Found:
-    """How many requests were answered, refused, or left by their clients; and of the answers those that are not the
-    decode engine's own, each with that one. Nothing is held one second after the last."""
-
-    ends: Counter[str]
-    wrong: dict[int, tuple[list[int], list[int]]]
+Wrong = dict[int, tuple[list[int], list[int]]]
 
 
-def run(fleet: Fleet, prefill: Running, decode: Running, alone: Running, router: str) -> Found:
-    """`alone` is the decode engine, or one like it where that serves nobody alone."""
+def run(fleet: Fleet, prefill: Running, decode: Running, alone: Running, router: str) -> tuple[Counter[str], Wrong]:
+    """How many were `answered`, `refused` with a reason, and `left`; and those that got other tokens than
+    `alone` gives, by number with both. `alone` is the decode engine, or one like it where that serves nobody alone.
+
+    What it asserts itself is that each request ends in one of these ways, and that nothing is held after.
+    """
     found = Run(router, lambda: fleet.restart(decode))
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         list(pool.map(found.request, range(REQUESTS)))
@@ -96,4 +93,4 @@ def run(fleet: Fleet, prefill: Running, decode: Running, alone: Running, router:
     with ThreadPoolExecutor(4) as pool:
         right = dict(zip(found.answers, pool.map(expected, found.answers), strict=True))
     wrong = {number: (answer, right[number]) for number, answer in found.answers.items() if answer != right[number]}
-    return Found(found.ends, wrong)
+    return found.ends, wrong

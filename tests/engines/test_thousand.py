@@ -33,6 +33,8 @@ REQUESTS = int(os.environ.get("DEEPLINK_TEST_REQUESTS", "1000"))
 AT_A_TIME, TOKENS, DEADLINE = 16, 4, 30.0
 SECONDS = DEADLINE + 15.0
 """A request has ended by then: some time to compute beside the deadline."""
+START_SECONDS = 300.0
+"""For an engine to come back, where others compute beside it."""
 RESTARTS = 3
 """Of an engine, which takes up to a minute each."""
 CHECKED = 40
@@ -46,6 +48,7 @@ class Clients:
     """`cuts`: whether a connection may break before an answer; its client then asks again."""
 
     def __init__(self, url: str, cuts: bool) -> None:
+        self._url = url
         self._netloc = urlsplit(url).netloc
         self._cuts = cuts
         self.answers: dict[int, list[int]] = {}
@@ -56,7 +59,17 @@ class Clients:
         while (end := self._asked(number)) == "cut":
             assert self._cuts, "a connection broke before an answer"
         if end != "answered":
-            time.sleep(1.0)  # or all that are left would be refused while one engine starts
+            self._wait()
+
+    def _wait(self) -> None:
+        """Until the router says that it can serve: or all that are left would be refused while one engine starts."""
+        until = time.monotonic() + START_SECONDS
+        while True:
+            time.sleep(1.0)
+            with contextlib.suppress(HTTPException, OSError):
+                if http(self._url + "/health").status == 200:
+                    return
+            assert time.monotonic() < until, "no engine came back"
 
     def _asked(self, number: int) -> str:
         began = time.monotonic()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import ssl
-import subprocess
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from deeplink.config import RouterTlsSection
 from deeplink.errors import ConfigError
 from deeplink.router.serve import MAX_HEAD, load_tls
 
+from .certificates import make_certificate
 from .fake_engine import FakeEngine, make_contract, running
 from .rig import Rig, check, rig, router, until
 
@@ -235,13 +234,7 @@ def test_connections_beyond_the_limit_are_closed() -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> dict[str, str]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate")
-    files = {"certificate": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem")}
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "1"]
-    subprocess.run([*words, "-out", files["certificate"], "-keyout", files["key"]], check=True, capture_output=True)
-    return files
+    return make_certificate(tmp_path)
 
 
 def test_tls(certificate: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from deeplink.router.parts import ADMISSION, FLEET, SHARED  # noqa: E402
 
 from .fake_engine import SECRET, FakeEngine, make_contract, running  # noqa: E402
 from .rig import Rig, check, router, until  # noqa: E402
+from .worker_rig import Running, workers  # noqa: E402
 
 ENGINES = {"Authorization": f"Bearer {secrets.control_token(SECRET)}"}
 KEY = "admin-key-0123456789"
@@ -194,6 +196,43 @@ def test_operators_add_drain_and_remove_for_all(tmp_path: Path) -> None:
             await until(lambda: not names(one) and not names(other))
 
     check(test)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="who the workers are is read from /proc")
+def test_a_router_with_workers_shares_as_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        folder = tmp_path / "several"
+        folder.mkdir()
+        async with running(engine), routers(tmp_path, count=1) as (server, one), workers(folder, redis=server.url) as w:
+            await w.complete()
+            assert await operate(one, "PUT", "e", {"url": engine.url, "control": engine.control}) == 200
+            await serves(w, 200)
+            assert await w.operate("POST", "e/drain") == 200
+            await until(lambda: one.app[ADMISSION].draining == {"e"})
+            assert await operate(one, "DELETE", "e/drain") == 200
+            await serves(w, 200)
+            engine.delay = 30
+            tasks = [asyncio.create_task(w.ask()) for _ in range(3)]
+            await until(lambda: one.app[ADMISSION].load.all("e")[2] == 3)
+            for task in tasks:
+                task.cancel()
+            await until(lambda: not any(one.app[ADMISSION].load.all("e")))
+            engine.delay = 0
+            assert await operate(one, "DELETE", "e") == 204
+            await serves(w, 503)
+
+    check(test)
+
+
+async def serves(route: Running, status: int) -> None:
+    """Until that is every worker's answer."""
+    for worker in route.workers:
+        with route.only(worker):
+            end = time.monotonic() + 5
+            while (await route.ask())[0] != status:
+                assert time.monotonic() < end, "it did not happen in time"
+                await asyncio.sleep(0.05)
 
 
 def test_each_counts_what_the_others_have_given(tmp_path: Path) -> None:

@@ -7,129 +7,18 @@ import json
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from .fake_engine import SECRET, FakeEngine, completion, make_contract, running
+from .fake_engine import FakeEngine, completion, make_contract, running
 from .rig import pair, until
+from .worker_rig import MARKS, OPERATOR, WORKERS, Running, check, workers
 
-KEY = "admin-key-0123456789"
-OPERATOR = {"Authorization": f"Bearer {KEY}"}
-WORKERS = 2
-SECONDS = 50.0
-
-pytestmark = [
-    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="who the workers are is read from /proc"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-class Running:
-    """A router with workers, in processes of its own."""
-
-    def __init__(self, url: str, client: aiohttp.ClientSession, process: asyncio.subprocess.Process) -> None:
-        self.url = url
-        self.client = client
-        self.process = process
-
-    @property
-    def workers(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(word) for word in children.split()]
-
-    async def ask(self, **body: Any) -> tuple[int, bytes, str]:
-        """On a connection of its own, so that any worker may get it."""
-        headers = {"Connection": "close"}
-        async with self.client.post(self.url + "/v1/completions", json={"prompt": "x"} | body, headers=headers) as got:
-            return got.status, await got.read(), got.headers.get("x-deeplink-path", "")
-
-    async def get(self, path: str) -> Any:
-        async with self.client.get(self.url + path, headers=OPERATOR | {"Connection": "close"}) as got:
-            assert got.status == 200, await got.read()
-            return await got.json(content_type=None) if path != "/metrics" else await got.text()
-
-    async def operate(self, method: str, path: str, body: Any = None) -> int:
-        url = f"{self.url}/deeplink/v1/engines/{path}"
-        async with self.client.request(method, url, json=body, headers=OPERATOR | {"Connection": "close"}) as got:
-            return int(got.status)
-
-    async def idle(self, seconds: float = 5.0) -> None:
-        """Until nothing counts at any engine, no request waits and none is shown as running."""
-        end = time.monotonic() + seconds
-        while True:
-            overview = await self.get("/deeplink/v1/overview")
-            left = [(e["requests"], e["prefill_tokens"], e["decode_tokens"]) for e in overview["engines"]]
-            if not any(map(any, left)) and not overview["queue"] and not overview["phases"]:
-                return
-            assert time.monotonic() < end, overview
-            await asyncio.sleep(0.05)
-
-
-@asynccontextmanager
-async def workers(folder: Path, *engines: FakeEngine, killed: bool = False, **section: Any) -> AsyncIterator[Running]:
-    """`killed`: the owner will have been, and so cannot end well."""
-    (folder / "secret").write_bytes(SECRET)
-    (folder / "admin").write_text(KEY)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    lines = [f"secret_file = {json.dumps(str(folder / 'secret'))}", "[router]", f"port = {port}", "poll = 0.1"]
-    lines += [f"{name} = {json.dumps(value)}" for name, value in section.items()]
-    lines += [f"admin_keys_file = {json.dumps(str(folder / 'admin'))}"]
-    for engine in engines:
-        lines += ["[[engines]]", f'name = "{engine.name}"', f'url = "{engine.url}"', f'control = "{engine.control}"']
-    (folder / "deeplink.toml").write_text("\n".join(lines))
-    words = ["router", "--config", str(folder / "deeplink.toml"), "--workers", str(WORKERS)]
-    with (folder / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            "from deeplink.cli import main; main()",
-            *words,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )
-    timeout = aiohttp.ClientTimeout(total=20)
-    try:
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
-            made = Running(f"http://127.0.0.1:{port}", client, process)
-            for _ in range(400):  # the owner listens before any worker does, so the first answer waits for one
-                try:
-                    await made.get("/health")
-                    break
-                except aiohttp.ClientConnectorError:
-                    await asyncio.sleep(0.05)
-            else:
-                pytest.fail("it does not listen")
-            yield made
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            ended, said = await asyncio.wait_for(process.wait(), 15), (folder / "log").read_text()
-            assert ended == (-signal.SIGKILL if killed else 0), said
-            assert "Traceback" not in said, said
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-
-
-def check(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test(), SECONDS))
+pytestmark = MARKS
 
 
 def test_whichever_worker_answers_it_is_one_router(tmp_path: Path) -> None:
@@ -137,7 +26,7 @@ def test_whichever_worker_answers_it_is_one_router(tmp_path: Path) -> None:
         producer, consumer = pair()
         other = FakeEngine("d2", make_contract("decode", channel="127.0.0.1:43"))
         async with running(producer, consumer, other), workers(tmp_path, producer, consumer) as route:
-            await until(lambda: len(route.workers) == WORKERS)
+            await route.complete()
             for number in range(8):
                 status, data, path = await route.ask(stream=number % 2 == 0)
                 assert (status, path) == (200, "handoff"), data
@@ -178,7 +67,7 @@ def test_all_workers_wait_in_one_queue(tmp_path: Path) -> None:
 
         engine = FakeEngine("e", make_contract("both"), answer)
         async with running(engine), workers(tmp_path, engine, max_requests=1, queue=12) as route:
-            await until(lambda: len(route.workers) == WORKERS)
+            await route.complete()
             got = await asyncio.gather(*(route.ask() for _ in range(24)))
             statuses = Counter(status for status, _, _ in got)
             assert set(statuses) <= {200, 429}
@@ -200,7 +89,7 @@ def test_what_a_killed_worker_had_begun_is_given_up(tmp_path: Path) -> None:
 
         consumer.answer = answer
         async with running(producer, consumer), workers(tmp_path, producer, consumer) as route:
-            await until(lambda: len(route.workers) == WORKERS)
+            await route.complete()
             asking = [asyncio.create_task(route.ask()) for _ in range(6)]
             await until(lambda: len(consumer.calls) == 6)
             for worker in route.workers:
@@ -227,7 +116,7 @@ def test_workers_end_with_their_owner(tmp_path: Path) -> None:
 
         engine = FakeEngine("e", make_contract("both"), answer)
         async with running(engine), workers(tmp_path, engine, killed=True) as route:
-            await until(lambda: len(route.workers) == WORKERS)
+            await route.complete()
             found = route.workers
             asking = [asyncio.create_task(route.ask()) for _ in range(4)]
             await until(lambda: len(engine.calls) == 4)
@@ -237,6 +126,19 @@ def test_workers_end_with_their_owner(tmp_path: Path) -> None:
             hold.set()
             assert [status for status, _, _ in await asyncio.gather(*asking)] == [200] * 4
             await until(lambda: not any(map(alive, found)))
+
+    check(test)
+
+
+def test_a_page_that_looks_on_does_not_keep_the_router(tmp_path: Path) -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"))
+        async with running(engine), workers(tmp_path, engine) as route:
+            await route.complete()
+            async with route.client.get(f"{route.url}/deeplink/v1/overview/stream", headers=OPERATOR) as page:
+                assert (await page.content.readline()).startswith(b"data: ")
+                route.process.send_signal(signal.SIGTERM)
+                await asyncio.wait_for(route.process.wait(), 15)
 
     check(test)
 
