@@ -16,6 +16,7 @@ from deeplink.router.tracing import Trace
 if TYPE_CHECKING:
     from deeplink.router.admission import Need
 
+MAX_SESSION = 512
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 
 Phase = Literal["arrived", "prefilling", "decoding", "done"]
@@ -82,12 +83,12 @@ class Exchange:
         return self.path in GENERATING
 
     def session(self, header: Names[bool]) -> str:
-        """What the client names its session by; "" if by nothing."""
+        """What the client names its session by, the beginning of it if that is long; "" if by nothing."""
         for name, value in self.pairs:
             if header[name] and value:
-                return value.decode("utf-8", "surrogateescape")
+                return value.decode("utf-8", "surrogateescape")[:MAX_SESSION]
         user = self.body.fields.get("user")
-        return user if isinstance(user, str) else ""
+        return user[:MAX_SESSION] if isinstance(user, str) else ""
 
     def marks(self) -> Headers:
         """The x-deeplink-* headers of the answer."""
