@@ -384,10 +384,11 @@ def _simulator() -> Iterator[Row]:
     yield Row("simulator_1m", time.perf_counter() - began, "s", "the goal", 60.0, 60.0, of="value")
     kept = sum(1 for first, further in zip(result.first, result.further, strict=True) if first > 0 and further > 0)
     yield Row("simulator_conservation", kept, "requests answered", "requests", len(requests), 1.0, "at least")
-    for name, servers, load, varies in (
-        ("simulator_mm1", 1, 0.8, True),
-        ("simulator_mmk", 8, 0.85, True),
-        ("simulator_md1", 1, 0.7, False),
+    for name, servers, load, varies, wanted in (
+        ("simulator_mm1", 1, 0.8, True, _random_service(1, 0.8)),
+        ("simulator_mmk", 8, 0.85, True, _random_service(8, 0.85)),
+        ("simulator_md1", 1, 0.7, False, 1 + 0.7 / (2 * (1 - 0.7))),
+        ("simulator_mdk", 8, 0.85, False, _equal_service(8, 0.85)),
     ):
         at, requests = 0.0, []
         for _ in range(300_000):
@@ -395,9 +396,29 @@ def _simulator() -> Iterator[Row]:
             requests.append(Request(at, max(1, round((draw.expovariate(1) if varies else 1.0) * 1e6)), 1))
         one = Group(name="queue", role="both", count=servers, prefill=lambda tokens: tokens * 1e-6)
         times = simulate(requests, [one], [[Way(0, 0, 1.0)]], lambda request: 0, policy="shared").first
-        wanted = 1 + erlang_c(servers, load) / (servers * (1 - load)) * (1.0 if varies else 0.5)
         error = abs(statistics.mean(times) / wanted - 1)
         yield Row(name, error, "of the mean time", "the goal", 0.05, 0.05, of="value")
+
+
+def _random_service(servers: int, load: float) -> float:
+    """The mean time in M/M/k, in service times."""
+    return 1 + erlang_c(servers, load) / (servers * (1 - load))
+
+
+def _equal_service(servers: int, load: float, most: int = 400) -> float:
+    """The mean time in M/D/k, in service times, from how many are there one service time after the other (Crommelin):
+    all that were in service have left then, and those that came meanwhile are there."""
+    came = [math.exp(-load * servers)]
+    for count in range(1, most):
+        came.append(came[-1] * load * servers / count)
+    moves = np.zeros((most, most))
+    for there in range(most):
+        stay = max(there - servers, 0)
+        moves[there, stay:] = came[: most - stay]
+    moves /= moves.sum(axis=1, keepdims=True)  # more than `most` are never there
+    matrix = np.vstack([moves.T - np.eye(most), np.ones(most)])
+    chances = np.linalg.lstsq(matrix, np.append(np.zeros(most), 1.0), rcond=None)[0]
+    return float(chances @ np.arange(most)) / (load * servers)  # Little
 
 
 def _traces() -> Iterator[Row]:
@@ -436,7 +457,8 @@ FAMILIES: dict[str, Callable[[], Iterator[Row]]] = {
     "vs_aiconfigurator": _aiconfigurator,
     **dict.fromkeys(("trace_attainment_azure", "trace_attainment_mooncake", "trace_reversal"), _traces),
     **dict.fromkeys(
-        ("simulator_1m", "simulator_conservation", "simulator_mm1", "simulator_mmk", "simulator_md1"), _simulator
+        ("simulator_1m", "simulator_conservation", "simulator_mm1", "simulator_mmk", "simulator_md1", "simulator_mdk"),
+        _simulator,
     ),
 }
 

@@ -224,6 +224,13 @@ def control_port(api_port: int) -> int:
     return api_port + CONTROL_OFFSET if api_port + CONTROL_OFFSET <= 65535 else api_port - CONTROL_OFFSET
 
 
+def parse_port(text: str, field: str) -> int:
+    """A port as `field` states it; 0 is any. Raises ConfigError."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 5 or int(text) > 65535:
+        raise ConfigError(f"{field} is not a port", field=field, ours=text[:100])
+    return int(text)
+
+
 def replica_port(first: int, rank: int | None) -> int:
     """The control port of a data-parallel rank: they follow each other from `first` on. Raises ValueError for a rank
     that has none."""
@@ -242,7 +249,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Config:
         data = tomllib.loads(Path(path).read_text())
     except OSError as exc:
         raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"{path} is not TOML: {exc}") from exc
     return parse(data, str(path))
 

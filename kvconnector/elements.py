@@ -51,10 +51,6 @@ class Format:
         half = math.ldexp(0.5, (self.top >> (self.precision - 1)) - 1 + self.quantum)
         return math.nextafter(self.largest + half, 0.0) if self.top % 2 else self.largest + half
 
-    @property
-    def smallest_normal(self) -> float:
-        return math.ldexp(1.0, self.quantum + self.precision - 1)
-
     def value(self, code: int) -> float:
         """What a code means, at scale 1."""
         magnitude = code & (self.sign - 1)

@@ -33,12 +33,12 @@ class Passage:
             await self._app(scope, receive, send)
             return
         messages: list[Message] = []
-        body, more = b"", True
+        body, more = bytearray(), True  # bytes would be copied anew with every message
         while more and len(body) <= MAX_BODY:
             messages.append(await receive())
             body += messages[-1].get("body", b"")
             more = messages[-1]["type"] == "http.request" and messages[-1].get("more_body", False)
-        if not more and messages[-1]["type"] == "http.request" and (changed := self._rewrite(body)) is not None:
+        if not more and messages[-1]["type"] == "http.request" and (changed := self._rewrite(bytes(body))) is not None:
             messages = [{"type": "http.request", "body": changed, "more_body": False}]
             scope = {**scope, "headers": _resized(scope["headers"], len(changed))}
         waiting = iter(messages)

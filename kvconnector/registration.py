@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
+from deeplink import bounded
 from deeplink import secret as shared
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, InvalidRequest, PeerGone, Unauthorized
 
@@ -184,12 +185,12 @@ class Router:
         self._call("DELETE", f"{_path(presence.registered)}?{query}", b"", LEAVE_SECONDS)
 
     def _call(self, method: str, path: str, body: bytes, seconds: float) -> None:
-        connection = self._connection(seconds)
+        connection, deadline = self._connection(seconds), time.monotonic() + seconds
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
-            status, data = answer.status, answer.read(MAX_ANSWER)
+            status, data = answer.status, bounded.read(answer, MAX_ANSWER, deadline)
         except TimeoutError as exc:
             raise DeadlineExceeded(f"it did not answer within {seconds:g} s") from exc
         except (OSError, http.client.HTTPException) as exc:
@@ -256,7 +257,7 @@ def _refused(status: int, data: bytes) -> DeeplinkError:
     try:
         error = json.loads(data)["error"]
         message, field = str(error["message"])[:500], str(error.get("field") or "")[:100]
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         message, field = "no deeplink router answers there", "deeplink-router"
     return InvalidRequest(f"it answers {status}: {message}", field=field)
 

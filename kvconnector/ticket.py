@@ -108,7 +108,7 @@ def verify(text: object, secret: bytes) -> Ticket:
         )
     try:
         return _decoder.decode(body)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise TicketRefused(f"the ticket's body is malformed: {exc}", field="ticket") from exc
 
 

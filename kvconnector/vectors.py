@@ -132,7 +132,7 @@ def _four(streaming: bool) -> Any:
 
 move256, stream256 = _four(streaming=False), _four(streaming=True)
 """Four lines, all of them read first."""
-stream32, stream64 = _move(32, streaming=True), _move(64, streaming=True)
+stream64 = _move(64, streaming=True)
 
 
 def _transpose(element: int, lanes: int) -> _Emit:

@@ -32,6 +32,12 @@ OTHERS = {
 }
 """Forms of checkpoints that are recognised in order to say so."""
 
+OTHERS_LOADED = (
+    "other weights are loaded into this engine, and its peers know it by those that it started with: it hands nothing "
+    "over any more until it is started again"
+)
+"""What an engine logs that ends its handoffs, whose caches would be taken for those of its first weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:

@@ -245,7 +245,7 @@ class Client(asyncio.Protocol):
         """Does something for the request that no task does; `done` ends that."""
         try:
             work()
-        except Exception as exc:  # noqa: BLE001
+        except Exception as exc:  # noqa: BLE001 - see _failed
             self._failed(exc)
 
     def done(self) -> None:
@@ -298,7 +298,7 @@ class Client(asyncio.Protocol):
             self.until = _NEVER
         try:
             self._api.start(request, self)
-        except Exception as exc:  # noqa: BLE001
+        except Exception as exc:  # noqa: BLE001 - see _failed
             self._failed(exc)
 
     def _cancel(self, running: Running) -> None:
@@ -312,7 +312,7 @@ class Client(asyncio.Protocol):
             task.cancel()
         try:
             await work
-        except Exception as exc:  # noqa: BLE001
+        except Exception as exc:  # noqa: BLE001 - see _failed
             self._failed(exc)
         else:
             self.done()

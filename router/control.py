@@ -50,6 +50,9 @@ class Status(msgspec.Struct, frozen=True):
     early: bool = False
 
 
+_UNSAID = (PeerGone, msgspec.DecodeError, RecursionError)
+"""How an engine says nothing: it does not answer, or not with JSON, or with what is nested deeper than any answer."""
+
 _state = msgspec.json.Decoder(HandoffState)
 _stage = msgspec.json.Decoder(Stage)
 _status = msgspec.json.Decoder(Status)
@@ -91,7 +94,7 @@ class Control:
         try:
             status, data = await self._call("GET", f"{url}/v1/status", MAX_STATE)
             return _status.decode(data) if status == 200 else None
-        except (PeerGone, msgspec.DecodeError) as exc:
+        except _UNSAID as exc:
             log.debug("no status from %s: %s", url, exc)
             return None
 
@@ -100,7 +103,7 @@ class Control:
         try:
             status, data = await self._call("GET", f"{url}/v1/handoffs/{handoff}", MAX_STATE)
             return _state.decode(data) if status == 200 else None
-        except (PeerGone, msgspec.DecodeError) as exc:
+        except _UNSAID as exc:
             log.debug("no state of handoff %s from %s: %s", handoff, url, exc)
             return None
 
@@ -113,7 +116,7 @@ class Control:
             try:
                 status, data = await self._call("GET", path, MAX_STATE, seconds=seconds + SECONDS)
                 stage = _stage.decode(data).stage if status == 200 else None
-            except (PeerGone, msgspec.DecodeError) as exc:
+            except _UNSAID as exc:
                 log.debug("no stage of handoff %s from %s: %s", handoff, url, exc)
                 return None
             if stage is None or stage > known:

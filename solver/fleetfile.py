@@ -54,7 +54,7 @@ def load(path: Path) -> Fleet:
         data = tomllib.loads(text)
     except OSError as exc:
         raise FleetError(f"cannot read {path}: {exc.strerror}", remedy="name a fleet file") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise FleetError(f"{path} is not TOML: {exc}", remedy="correct the line") from exc
     reader = _Reader(text, path)
     try:
@@ -149,7 +149,7 @@ class _Reader:
         try:
             self.config = json.loads(self._near(section.config).read_text())
             return model.parse(self.config, section.name)
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError) as exc:
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError, RecursionError) as exc:
             raise self.wrong(
                 place, f"cannot read the model's config: {exc}", str(section.config), "name config.json"
             ) from exc

@@ -116,7 +116,7 @@ def vllm_bench(path: Path, *, chip: str, tp: int, model: str) -> list[Measuremen
     for one in paths:
         try:
             result = json.loads(table.contents(one))
-        except json.JSONDecodeError as exc:
+        except (ValueError, RecursionError) as exc:
             raise RateError(f"{one.name} is not JSON: {exc}", remedy="vllm bench serve --save-result") from exc
         found += _run(result, one.name, chip, tp, model)
     return found

@@ -32,6 +32,9 @@ from deeplink.solver.solve import shared_out
 _SOME = 1e-9
 """A share for buckets of which nothing is seen, so that they have a mean."""
 
+_MOST = 1e9
+"""Requests a second, or seconds."""
+
 Change = Literal["roles", "batch", "engines", "placement"]
 """Those in which other engines run, the least first."""
 Step = Literal["nothing", "weights", "roles", "batch", "engines", "placement", "impossible"]
@@ -61,7 +64,8 @@ class Replan:
 
 
 def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
-    """Raises SolverError when the placement is not one of this fleet."""
+    """Raises SolverError when the placement is not one of this fleet, and for what cannot be seen."""
+    _check(fleet, seen)
     running = {engine.name: engine.count for engine in placement.engines}
     why = _why(placement, seen)
     if not why:
@@ -96,6 +100,38 @@ def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
             moved = sum(max(0, n - now_running.get(kind, 0)) for kind, n in of_kind(of, found).items())
             return Replan(step, why, engines, moved, routes(formulation, shared_out(problem, found)))
     return Replan("impossible", why, running, 0, placement.routes)
+
+
+def _check(fleet: Fleet, seen: Observed) -> None:
+    numbers = [(f"rates.{name}", rate) for name, rate in seen.rates.items()]
+    numbers += [("ttft_p99", seen.ttft_p99), ("tpot_p99", seen.tpot_p99)]
+    for field, value in numbers:
+        if not 0 <= value <= _MOST:
+            raise SolverError(
+                "what is observed cannot be",
+                field=field,
+                ours=f"{value:g}",
+                theirs=f"0 to {_MOST:g}",
+                remedy="give requests a second, and seconds",
+            )
+    chips = {pool.name: pool.count for pool in fleet.pools}
+    for name, lost in (seen.lost or {}).items():
+        if name not in chips:
+            raise SolverError(
+                "no pool has this name",
+                field="lost",
+                ours=name,
+                theirs=", ".join(chips),
+                remedy="name the fleet's pools",
+            )
+        if not 0 <= lost <= chips[name]:
+            raise SolverError(
+                f"{name} cannot have lost so many chips",
+                field=f"lost.{name}",
+                ours=str(lost),
+                theirs=f"0 to {chips[name]}",
+                remedy="count the chips that are gone",
+            )
 
 
 def _why(placement: Placement, seen: Observed) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -39,7 +40,8 @@ def parse(text: str, name: str) -> Iterator[Measurement]:
         phase = row["phase"]
         if phase not in ("prefill", "decode"):
             raise _wrong(name, line, "phase", phase, "prefill or decode")
-        if phase == "prefill" and float(row["context"] or 0) != 0:
+        context = figure(row, "context", name, line, least=0)
+        if phase == "prefill" and context:
             raise _wrong(name, line, "context", row["context"], "0: prefill is measured without a cached prefix")
         yield Measurement(
             chip=row["chip"],
@@ -48,7 +50,7 @@ def parse(text: str, name: str) -> Iterator[Measurement]:
             phase=cast(Phase, phase),
             requests=int(figure(row, "requests", name, line, least=1)),
             tokens=int(figure(row, "tokens", name, line, least=1)),
-            context=figure(row, "context", name, line, least=0),
+            context=context,
             seconds=figure(row, "seconds", name, line, least=1e-9),
             source=row["source"],
             line=line,
@@ -99,7 +101,7 @@ def contents(path: Path) -> str:
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as exc:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as exc:
         raise RateError(f"cannot read {path}: {exc}", remedy="name a file, gzipped or not") from exc
 
 
@@ -119,7 +121,13 @@ def _of_parquet(path: Path) -> str:
 
 def records(text: str, name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
     """The rows of a CSV that has these columns, each with its line."""
-    reader = csv.DictReader(io.StringIO(text))
+    try:
+        yield from _records(csv.DictReader(io.StringIO(text)), name, columns)
+    except csv.Error as exc:
+        raise RateError(f"{name} is not a CSV: {exc}", remedy="write a table as in docs/solver.md") from exc
+
+
+def _records(reader: csv.DictReader[str], name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
     missing = [column for column in columns if column not in (reader.fieldnames or ())]
     if missing:
         raise RateError(

@@ -6,7 +6,9 @@ import csv
 import gzip
 import io
 import json
+import math
 import random
+import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -18,6 +20,9 @@ from deeplink.solver.fleet import Bucket, Request, Workload
 
 WINDOW = 10.0
 """Seconds over which a burst is looked at."""
+_MOST_TOKENS = 1 << 24
+_MOST_DAYS = 366
+"""What is counted for each window of a trace has to fit into memory."""
 
 
 def read(path: Path) -> list[Request]:
@@ -26,42 +31,76 @@ def read(path: Path) -> list[Request]:
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as exc:
-        raise FleetError(f"cannot read the trace {path}: {exc}", field="workload.trace", remedy="name a file") from exc
+    except OSError as exc:
+        raise _unread(path, exc.strerror or str(exc)) from exc
+    except (EOFError, UnicodeDecodeError, zlib.error) as exc:
+        raise _unread(path, str(exc)) from exc
     requests = sorted(_parse(text, path.name), key=lambda request: request.at)
     if len(requests) < 2:
         raise FleetError(f"the trace {path} has fewer than two requests", field="workload.trace", remedy="record more")
     first = requests[0].at
+    if (days := (requests[-1].at - first) / 86400) > _MOST_DAYS:
+        raise FleetError(
+            f"the trace {path} covers {days:.0f} days",
+            field="workload.trace",
+            theirs=f"{_MOST_DAYS} days",
+            remedy="correct its times, or give a part of it",
+        )
     return [Request(r.at - first, r.prompt, r.output, r.cached) for r in requests]
 
 
+def _unread(path: Path, why: str) -> FleetError:
+    return FleetError(
+        f"cannot read the trace {path}: {why}", field="workload.trace", remedy="name a file, gzipped or not"
+    )
+
+
 def _parse(text: str, name: str) -> Iterator[Request]:
-    mooncake = text.lstrip()[:1] == "{"
-    rows = enumerate(text.splitlines(), 1) if mooncake else enumerate(csv.DictReader(io.StringIO(text)), 2)
-    for number, row in rows:
-        try:
-            yield _mooncake(row) if isinstance(row, str) else _azure(row)
-        except (KeyError, TypeError, ValueError) as exc:
-            raise FleetError(
-                f"{name}:{number}: not a request: {exc!r}",
-                field="workload.trace",
-                remedy="give Azure's CSV or Mooncake's JSON lines",
-                line=number,
-            ) from exc
+    if text.lstrip()[:1] == "{":
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                yield _mooncake(line)
+            except (KeyError, TypeError, ValueError, RecursionError) as exc:
+                raise _wrong(name, number, exc) from exc
+        return
+    reader = csv.DictReader(io.StringIO(text))
+    try:
+        for row in reader:
+            yield _azure(row)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise _wrong(name, reader.line_num, exc) from exc
+    except csv.Error as exc:  # a line counts once it has been read
+        raise _wrong(name, reader.line_num + 1, exc) from exc
+
+
+def _wrong(name: str, number: int, exc: Exception) -> FleetError:
+    why = f"it has no {exc.args[0]}" if isinstance(exc, KeyError) else str(exc)
+    return FleetError(
+        f"{name}:{number}: not a request: {why}",
+        field="workload.trace",
+        remedy="give Azure's CSV or Mooncake's JSON lines",
+        line=number,
+    )
 
 
 def _mooncake(line: str) -> Request:
     row = json.loads(line)
-    return Request(row["timestamp"] / 1e3, _tokens(row["input_length"]), _tokens(row["output_length"]))
+    return _request(row["timestamp"] / 1e3, row["input_length"], row["output_length"])
 
 
 def _azure(row: dict[str, str]) -> Request:
     at = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=timezone.utc).timestamp()
-    return Request(at, _tokens(row["ContextTokens"]), _tokens(row["GeneratedTokens"]))
+    return _request(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 
-def _tokens(value: str | int) -> int:
-    return max(int(value), 1)
+def _request(at: float, prompt: int, output: int) -> Request:
+    """Recorders count no tokens where a client went away; a model still has one to compute."""
+    if not math.isfinite(at):
+        raise ValueError(f"its time is {at}")
+    for what, value in (("prompt", prompt), ("answer", output)):
+        if not 0 <= value <= _MOST_TOKENS:
+            raise ValueError(f"its {what} has {value} tokens, where 0 to {_MOST_TOKENS} can be")
+    return Request(at, max(int(prompt), 1), max(int(output), 1))
 
 
 def workload(requests: Sequence[Request], *, buckets: int, hits: float, source: str) -> Workload:

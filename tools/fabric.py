@@ -15,12 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SYSTEM = Path(sys.prefix) / "fabric"
+SECONDS = 1800
+"""For each command, of which most load something."""
 PACKAGES = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
 
 
 def main() -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--group", "fabric"]
-    subprocess.run(pip, cwd=ROOT, check=True)
+    subprocess.run(pip, cwd=ROOT, check=True, timeout=SECONDS)
     try:
         ctypes.CDLL("libibverbs.so.1")
     except OSError:
@@ -36,9 +38,9 @@ def unpack() -> None:
         lists.append("-oAPT::Sandbox::User=root")  # who else could not write to the folder
         # With lists of our own, as those of the system may be empty, and are root's.
         for command in (["update"], ["download", *PACKAGES]):
-            subprocess.run(["apt-get", "--quiet=2", *lists, *command], cwd=folder, check=True)
+            subprocess.run(["apt-get", "--quiet=2", *lists, *command], cwd=folder, check=True, timeout=SECONDS)
         for package in Path(folder).glob("*.deb"):
-            subprocess.run(["dpkg", "-x", package, SYSTEM], check=True)
+            subprocess.run(["dpkg", "-x", package, SYSTEM], check=True, timeout=SECONDS)
 
 
 if __name__ == "__main__":

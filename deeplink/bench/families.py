@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-
-from deeplink.bench.rows import Row, Skipped
-from deeplink.bench.scale import Scale
-
-Measure = Callable[[Collection[str], Scale], Iterator[Row | Skipped]]
 
 
 @dataclass(frozen=True)
 class Family:
-    """`module` has a function `measure`, of which the rows are asked in a process of their own: one that fails takes
-    no other family's rows with it.
+    """`module` has ``measure(rows, scale)``, which yields a `Row` or a `Skipped` for each that is wanted, and is called
+    in a process of its own: one that fails takes no other family's rows with it.
 
     With `in_engine` that process is the engine environment's Python where there is one, with torch and vLLM; with
     `system` it finds libraries that were unpacked beside the interpreter.

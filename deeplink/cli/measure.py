@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from deeplink.cli import terminal
-from deeplink.errors import DeeplinkError
+from deeplink.errors import ConfigError, DeeplinkError
 
 if TYPE_CHECKING:
     from deeplink.measure.engine import Progress
@@ -98,6 +98,8 @@ def command(
         console.print(terminal.cell(line), style="dim", soft_wrap=True)
 
     try:
+        if out is not None:
+            _require_writable(out)  # known before what takes long is measured
         if config is not None:
             text = _links(url.rstrip("/"), config, prompts, repeats, seconds, rest, progress)
         else:
@@ -106,7 +108,7 @@ def command(
             from deeplink.measure import engine
             from deeplink.solver import table
 
-            key = key_file.read_text().strip() if key_file else ""
+            key = _key(key_file) if key_file else ""
             plan = engine.Plan(
                 url=url.rstrip("/"),
                 chip=chip,
@@ -125,7 +127,6 @@ def command(
         if out is None:
             click.echo(text, nl=False)
         else:
-            out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(text)
     except DeeplinkError as exc:
         console.print(f"[bold red]{exc.code}[/]", end=": ")
@@ -133,6 +134,29 @@ def command(
         sys.exit(1)
     except OSError as exc:
         raise click.ClickException(f"{exc.filename}: {exc.strerror}") from exc
+
+
+def _key(path: Path) -> str:
+    try:
+        key = path.read_text().strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not (key and key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"{path} is not the file of a key: it has other than one line of ASCII characters",
+            field="key-file",
+            remedy="write the endpoint's key into a file, and nothing else",
+        )
+    return key
+
+
+def _require_writable(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    there = path.exists()
+    with path.open("ab"):
+        pass
+    if not there:
+        path.unlink()
 
 
 def _links(

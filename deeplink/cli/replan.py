@@ -42,7 +42,7 @@ def command(fleet: Path, placement: Path, observed: Path, as_json: bool) -> None
         found = replan(fleetfile.load(fleet), doc.load(placement), seen)
     except OSError as exc:
         raise _Wrong(f"cannot read {exc.filename}: {exc.strerror}") from exc
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise _Wrong(f"{observed}: {exc}") from exc
     except DeeplinkError as exc:
         raise _Wrong(str(exc)) from exc

@@ -11,13 +11,14 @@ import http.client
 import json
 import math
 import secrets as random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from deeplink import lookup
+from deeplink import bounded, lookup
 from deeplink import secret as secrets
 from deeplink.config import Config, EngineEntry
 from deeplink.doctor.model import Finding, Section, reason_of
@@ -236,14 +237,16 @@ def _call(url: str, method: str, path: str, body: Mapping[str, Any] | None = Non
             headers = {"Content-Type": "application/json"}
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             with connection.getresponse() as response:
-                status, data = response.status, response.read(MAX_ANSWER)
+                status, data = response.status, bounded.read(response, MAX_ANSWER, time.monotonic() + SECONDS)
     except (OSError, http.client.HTTPException) as exc:
         raise LocalError(f"{where}: {exc!r}", remedy="start the engine, and check its url in deeplink.toml") from exc
+    if len(data) > MAX_ANSWER:
+        raise LocalError(f"{where} answered with more than {MAX_ANSWER} bytes")
     if status != 200:
         raise LocalError(f"{where} answered {status}: {data[:500].decode(errors='replace')}")
     try:
         answer = json.loads(data)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise LocalError(f"{where} did not answer with JSON: {exc}") from exc
     if not isinstance(answer, dict):
         raise LocalError(f"{where} did not answer with a JSON object")

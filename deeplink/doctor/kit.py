@@ -11,8 +11,8 @@ from deeplink.doctor.model import reason_of
 from deeplink.doctor.subject import Effort
 from deeplink.doctor.trial import Memory
 from deeplink.errors import Reason
+from deeplink.kvconnector import configured
 from deeplink.kvconnector.tls import Tls
-from deeplink.kvconnector.transport import start
 from deeplink.plugins import Plugins
 
 _ADDRESS = "host under [kv] in deeplink.toml must be an address of this host"
@@ -27,15 +27,12 @@ def load_tls(config: Config) -> Tls | None:
 @contextlib.contextmanager
 def started(config: Config, plugins: Plugins, secret: bytes, effort: Effort) -> Iterator[Kit]:
     """Raises ConfigError for TLS; transports that do not run are in the kit with their reasons."""
-    settings = config.kv
-    options = {"tcp": {"tls": load_tls(config), "streams": settings.streams}}
-    verify = settings.digest == "always"
-    transports = start.survey(plugins.transports.items, settings.host, secret, settings.trust, verify, options)
+    transports = configured.transports(config.kv, load_tls(config), plugins, secret)
     try:
         memory = Memory(effort.size)
         transports = transports.offer([memory.arena])
         off = {name: explain(problem) for name, problem in transports.failed.items()}
-        yield Kit(transports, off, memory, min(settings.chunk, effort.size), effort.seconds)
+        yield Kit(transports, off, memory, min(config.kv.chunk, effort.size), effort.seconds)
     finally:
         transports.close()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +14,22 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deeplink.errors import LocalError
+from deeplink.local import completion
+from deeplink.local.unreached import unreached
 
-TIMEOUT_SECONDS = 180.0
+SILENT_SECONDS = 180.0
+"""How long an answer may stand still."""
+ASK_SECONDS = 900.0
 GET_SECONDS = 10.0
 MAX_GET = 16 << 20
+MAX_LINE = 1 << 20
+MAX_ANSWER = 64 << 20
+"""Bytes of one event, and of an answer that is not streamed."""
+_REMEDIES = {
+    401: "give the key or the secret that it asks for",
+    403: "give the key or the secret that it asks for",
+    404: "name the endpoint of an engine, without a path such as /v1",
+}
 
 
 @dataclass(slots=True)
@@ -39,23 +53,17 @@ def ask(url: str, path: str, body: Mapping[str, Any], on_text: Callable[[str], N
     status but 200, for an error inside a stream, for an endpoint that cannot be reached or does not finish.
     """
     where = f"{url}{path}"
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)
     begin = time.monotonic()
-    try:
+    with _connection(url, where, SILENT_SECONDS, ASK_SECONDS) as connection:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         with connection.getresponse() as response:
             if response.status != 200:
                 said = response.read(4000).decode(errors="replace")
                 raise LocalError(f"{where} answered {response.status}: {said}")
             answer = Answer({name.lower(): value for name, value in response.getheaders()})
-            events = _events(response) if body.get("stream") else iter([response.read()])
+            events = _events(response, where) if body.get("stream") else iter([_whole(response, MAX_ANSWER, where)])
             for event in events:
-                _add(answer, json.loads(event), begin, on_text, where)
-    except (OSError, http.client.HTTPException, ValueError) as exc:
-        raise LocalError(f"{where}: {exc!r}") from exc
-    finally:
-        connection.close()
+                _add(answer, completion.read(event, where), begin, on_text)
     return answer
 
 
@@ -63,39 +71,70 @@ def get(url: str, token: str = "", accept: str = "application/json", limit: int 
     """GET `url`. Raises LocalError for any status but 200, for an endpoint that cannot be reached, and for an answer of
     more than `limit` bytes.
     """
-    deadline = time.monotonic() + GET_SECONDS
     headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
-    try:
-        parts = urlsplit(url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=GET_SECONDS)) as connection:
-            connection.request("GET", parts.path, headers=headers)
-            with connection.getresponse() as response:
-                status, content = response.status, b""
-                while len(content) <= limit and (piece := response.read1(limit + 1 - len(content))):
-                    content += piece
-                    if time.monotonic() > deadline:
-                        raise TimeoutError(f"not all of it came within {GET_SECONDS} seconds")
-    except (OSError, http.client.HTTPException, ValueError) as exc:  # ValueError: what is no port or no host name
-        raise LocalError(f"{url}: {exc!r}") from exc
-    if len(content) > limit:
-        raise LocalError(f"{url} answered with more than {limit} bytes")
+    with _connection(url, url, GET_SECONDS, GET_SECONDS) as connection:
+        connection.request("GET", urlsplit(url).path, headers=headers)
+        with connection.getresponse() as response:
+            status, content = response.status, _whole(response, limit, url)
     if status != 200:
-        raise LocalError(f"{url} answered {status}: {content[:500].decode(errors='replace')}")
+        said = content[:500].decode(errors="replace")
+        raise LocalError(f"{url} answered {status}: {said}", remedy=_REMEDIES.get(status, ""))
     return content
 
 
 def get_json(url: str, token: str = "") -> dict[str, Any]:
     try:
-        value: dict[str, Any] = json.loads(get(url, token))
-    except ValueError as exc:
+        value = json.loads(get(url, token))
+    except (ValueError, RecursionError) as exc:
         raise LocalError(f"{url} did not answer with JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise LocalError(f"{url} did not answer with a JSON object")
     return value
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
+@contextlib.contextmanager
+def _connection(url: str, where: str, silent: float, seconds: float) -> Iterator[http.client.HTTPConnection]:
+    """A connection that is cut after `seconds`: whoever sends a byte now and then would outlast any timeout of a read.
+    Raises LocalError for whatever goes wrong with it inside the block; `where` is how it is called then."""
+    begin = time.monotonic()
+    try:
+        parts = urlsplit(url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        with contextlib.closing(kind(parts.hostname or "", parts.port, timeout=min(silent, seconds))) as connection:
+            connection.connect()
+            cut = threading.Timer(max(begin + seconds - time.monotonic(), 0.0), _cut, [connection.sock])
+            cut.daemon = True
+            cut.start()
+            try:
+                yield connection
+            finally:
+                cut.cancel()
+            if time.monotonic() - begin >= seconds:  # what was read may end where it was cut
+                raise TimeoutError
+    except (OSError, http.client.HTTPException, ValueError) as exc:  # ValueError: what is no port or no host name
+        passed = time.monotonic() - begin
+        raise unreached(where, exc if passed < seconds else TimeoutError(), min(passed, seconds)) from exc
+
+
+def _cut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended by itself
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _whole(response: http.client.HTTPResponse, limit: int, where: str) -> bytes:
+    content = b""
+    while len(content) <= limit and (piece := response.read1(limit + 1 - len(content))):
+        content += piece
+    if len(content) > limit:
+        raise LocalError(f"{where} answered with more than {limit} bytes")
+    return content
+
+
+def _events(response: http.client.HTTPResponse, where: str) -> Iterator[bytes]:
     """The data of each server-sent event, up to [DONE]; a stream that ends without it was cut off."""
-    for line in response:
+    while line := response.readline(MAX_LINE + 1):
+        if len(line) > MAX_LINE:
+            raise LocalError(f"{where} sent an event of more than {MAX_LINE} bytes")
         name, _, data = line.strip().partition(b":")
         if name != b"data":
             continue
@@ -105,19 +144,15 @@ def _events(response: http.client.HTTPResponse) -> Iterator[bytes]:
     raise http.client.IncompleteRead(b"", None)
 
 
-def _add(answer: Answer, event: dict[str, Any], begin: float, on_text: Callable[[str], None], where: str) -> None:
-    if "error" in event:
-        raise LocalError(f"{where} failed while it answered: {json.dumps(event['error'])[:2000]}")
-    for choice in event.get("choices", ()):
-        said = choice.get("delta") or choice.get("message") or choice
-        text = said.get("text") or said.get("content") or ""
-        token_ids = choice.get("token_ids") or ()
+def _add(answer: Answer, event: completion.Event, begin: float, on_text: Callable[[str], None]) -> None:
+    for choice in event.choices or ():
+        text, token_ids = choice.said, choice.token_ids or ()
         if (text or token_ids) and not answer.ttft_ms:
             answer.ttft_ms = (time.monotonic() - begin) * 1e3
         answer.token_ids += token_ids
         answer.text += text
         if text:
             on_text(text)
-    if event.get("usage"):
-        answer.prompt_tokens = event["usage"]["prompt_tokens"]
-        answer.completion_tokens = event["usage"].get("completion_tokens", 0)
+    if event.usage is not None:
+        answer.prompt_tokens = event.usage.prompt_tokens
+        answer.completion_tokens = event.usage.completion_tokens or 0

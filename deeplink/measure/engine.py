@@ -7,11 +7,12 @@ again, for what matters there is that they are cached.
 from __future__ import annotations
 
 import datetime
-import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+import msgspec
 
 from deeplink import __version__
 from deeplink.errors import LocalError
@@ -50,15 +51,34 @@ class Served:
     most: int
 
 
+class _Listed(msgspec.Struct, frozen=True):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Listed]
+
+
 def served(url: str, key: str = "") -> Served:
     """Raises LocalError for an endpoint that cannot be reached, or serves no model."""
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise LocalError(f"{url} is not the URL of an endpoint", remedy="give one such as http://127.0.0.1:8000")
     try:
-        listed = json.loads(client.get(f"{url}/v1/models", key))["data"]
-        return Served(str(listed[0]["id"]), int(listed[0].get("max_model_len") or 0))
-    except (ValueError, KeyError, IndexError, TypeError) as exc:
-        raise LocalError(f"{url}/v1/models does not list a model: {exc!r}") from exc
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # what is no port, or half an IPv6 address
+        known = None
+    if not known:
+        raise LocalError(f"{url} is not the URL of an endpoint", remedy="give one such as http://127.0.0.1:8000")
+    where = f"{url}/v1/models"
+    try:
+        listed = msgspec.json.decode(client.get(where, key), type=_Models).data
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise LocalError(
+            f"{where} does not list models: {exc}", remedy="name the endpoint of an engine that serves OpenAI's API"
+        ) from exc
+    if not listed or not listed[0].id:
+        raise LocalError(f"{where} lists no model", remedy="load one into the engine, or name another")
+    return Served(listed[0].id, max(listed[0].max_model_len or 0, 0))
 
 
 def measure(plan: Plan, progress: Progress) -> Iterator[Measurement]:

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import msgspec
+
 from deeplink import secret as secrets
 from deeplink.config import Config
 from deeplink.errors import LocalError
@@ -56,6 +58,14 @@ class Link:
             f'[[links]]\nfrom = "{self.prefill}"\nto = "{self.decode}"\ngb_per_s = {self.rate / 1e9:.4g}\n'
             f'convention = "one-way"\nper = "link"\nlatency_ms = {self.latency * 1e3:.4g}\n'
         )
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """What the decode engine's control endpoint says of a handoff."""
+
+    state: str
+    kv_bytes: int = 0
+    milliseconds: float = 0.0
 
 
 def measure(
@@ -98,12 +108,31 @@ def measure(
                     remedy="name a router whose engines prefill and decode apart, and its deeplink.toml",
                 )
             step, _ = points.decode([found])
-            said = client.get_json(f"{engines[decode].control}/v1/handoffs/{handoff}", token)
+            said = _said(f"{engines[decode].control}/v1/handoffs/{handoff}", token)
             added = found.tokens[0] - found.sent - first(engines[prefill].url, size) - step
-            one = Handoff(prefill, decode, size, int(said["kv_bytes"]), float(said["milliseconds"]) / 1e3, added)
+            one = Handoff(prefill, decode, size, said.kv_bytes, said.milliseconds / 1e3, added)
             sent = f"{one.kv_bytes / 1e6:.2f} MB in {one.seconds * 1e3:.1f} ms"
             progress(f"handoff of {size}: {sent}, adds {added * 1e3:.1f} ms")
             yield one
+
+
+def _said(url: str, token: str) -> _Said:
+    try:
+        said = msgspec.json.decode(client.get(url, token), type=_Said)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise LocalError(
+            f"{url} does not say what became of the handoff: {exc}",
+            remedy="see that control of [[engines]] is the engine's control endpoint",
+        ) from exc
+    if said.state != "loaded" or said.kv_bytes <= 0:
+        raise LocalError(
+            f"a handoff was not loaded: {url} says it is {said.state}, with {said.kv_bytes} bytes",
+            field="state",
+            ours="loaded",
+            theirs=said.state,
+            remedy="its record there, and the engines' logs, say why",
+        )
+    return said
 
 
 def links(found: Sequence[Handoff]) -> Iterator[Link]:

@@ -20,7 +20,7 @@ def decode(streams: Sequence[Stream]) -> tuple[float, float]:
     """Seconds of a step with all of these sequences, and how many tokens each had generated in the middle of it.
 
     Counted from when the last of them had begun until the first had ended: only then do all of them decode, and none
-    prefills. Raises LocalError if that were fewer than LEAST_STEPS steps.
+    prefills. Raises LocalError if that were fewer than LEAST_STEPS steps, or steps of no time.
     """
     begin = max(stream.tokens[0] for stream in streams)
     end = min(stream.tokens[-1] for stream in streams)
@@ -35,6 +35,11 @@ def decode(streams: Sequence[Stream]) -> tuple[float, float]:
         first, last = mine[0], mine[-1]
         steps.append((stream.tokens[last] - stream.tokens[first]) / (last - first))
         places.append((first + last) / 2)
+    if median(steps) <= 0:
+        raise LocalError(
+            "all tokens of an answer came at once, so how long each took cannot be seen",
+            remedy="measure the engine itself, and not through something that collects its stream",
+        )
     return median(steps), median(places)
 
 

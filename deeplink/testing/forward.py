@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
+CONNECT_SECONDS = 10.0
+
 
 class Forward:
     """Passes connections on, unaltered. Those that are open stay with whom they were opened to."""
@@ -35,10 +37,11 @@ class Forward:
                 return
             host, _, port = self._target.rpartition(":")
             try:
-                other = socket.create_connection((host, int(port)))
+                other = socket.create_connection((host, int(port)), CONNECT_SECONDS)
             except OSError:
                 one.close()
                 continue
+            other.settimeout(None)  # a peer that is frozen is to look like one
             self._sockets += [one, other]
             for source, target in ((one, other), (other, one)):
                 threading.Thread(target=_pass, args=(source, target), daemon=True).start()

@@ -15,8 +15,9 @@ import importlib
 import json
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -117,6 +118,27 @@ class Handles:
         return self._handles[index], start - self._starts[index]
 
 
+class _Memory(msgspec.Struct):
+    """Bounded so that an end, too, fits into 64 bits."""
+
+    addr: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    length: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _Endpoint(msgspec.Struct):
+    mr_info: dict[str, _Memory]
+
+
+def described(theirs: bytes) -> tuple[dict[str, Any], dict[str, Range]]:
+    """What a peer says of its endpoint, for the library, and its memory by name. Raises ProtocolError."""
+    try:
+        info: dict[str, Any] = json.loads(theirs)
+        known = msgspec.convert(info, _Endpoint, strict=False).mr_info
+    except (ValueError, RecursionError, msgspec.ValidationError) as exc:
+        raise ProtocolError(f"not a description of a DLSlime endpoint: {exc}") from exc
+    return info, {name: (memory.addr, memory.length) for name, memory in known.items()}
+
+
 class DlslimeSession:
     def __init__(self, library: DlslimeLibrary) -> None:
         self._library = library
@@ -133,11 +155,7 @@ class DlslimeSession:
         return json.dumps(self._endpoint.endpoint_info()).encode()
 
     def meet(self, theirs: bytes) -> None:
-        try:
-            info = json.loads(theirs)
-            regions = {str(name): (int(mr["addr"]), int(mr["length"])) for name, mr in info["mr_info"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as exc:
-            raise ProtocolError(f"not a description of a DLSlime endpoint: {exc}") from exc
+        info, regions = described(theirs)
         try:
             if not self._connected:
                 self._endpoint.connect(info)

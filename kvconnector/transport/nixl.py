@@ -50,6 +50,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Description)
 
 
+def described(theirs: bytes) -> _Description:
+    """What a peer says of its agent. Raises ProtocolError."""
+    try:
+        return _decoder.decode(theirs)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise ProtocolError(f"not a description of a NIXL agent: {exc}") from exc
+
+
 def load() -> ModuleType:
     problems = []
     for name in MODULES:
@@ -120,10 +128,7 @@ class NixlLibrary:
 
     def meet(self, description: bytes) -> str:
         """The peer's name, to be parted with once for every time."""
-        try:
-            theirs = _decoder.decode(description)
-        except msgspec.DecodeError as exc:
-            raise ProtocolError(f"not a description of a NIXL agent: {exc}") from exc
+        theirs = described(description)
         with self.using() as agent:
             # An agent knows itself, and does not want to be introduced.
             if theirs.name != self.name:

@@ -67,19 +67,8 @@ def start(
     verify: bool = True,
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Transports:
-    """As `survey`, and raises ConfigError when none runs."""
-    return survey(factories, host, secret, trust, verify, options).require()
-
-
-def survey(
-    factories: Mapping[str, Callable[..., Transport]],
-    host: str,
-    secret: bytes,
-    trust: str = "peers",
-    verify: bool = True,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Transports:
-    """Start each of them, with the keyword arguments that `options` has under its name; the caller closes the result.
+    """Start each of them, with the keyword arguments that `options` has under its name; the caller closes the result,
+    in which maybe none runs.
 
     With `trust` in ``peers``, only those that authenticate; without `verify`, which is checking the digests of all
     tiles, only those that can revoke what a peer may write. A factory with an attribute `capabilities`, as a class has,

@@ -34,7 +34,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 class Go(msgspec.Struct, frozen=True, tag="go"):
     """The address of each region's first byte, and the description again if it has changed."""
 
-    bases: tuple[int, ...]
+    bases: tuple[Offset, ...]
     description: bytes
 
 

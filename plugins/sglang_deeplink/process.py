@@ -19,14 +19,13 @@ from sglang.srt.runtime_context import get_disagg, get_serving
 
 from deeplink import config, secret
 from deeplink.errors import ConfigError
-from deeplink.kvconnector import compiled
+from deeplink.kvconnector import compiled, configured
 from deeplink.kvconnector import contract as co
-from deeplink.kvconnector.cast import parse_consent
 from deeplink.kvconnector.control import Blocks, Control
-from deeplink.kvconnector.endpoint import Endpoint, Settings
+from deeplink.kvconnector.endpoint import Endpoint
 from deeplink.kvconnector.order import Order, Outcome
 from deeplink.kvconnector.tls import Tls
-from deeplink.kvconnector.transport.start import start
+from deeplink.kvconnector.weights import OTHERS_LOADED
 from deeplink.plugins import load_plugins
 from sglang_deeplink import adapter, probe, rooms
 
@@ -93,22 +92,15 @@ class DeepLinkKVManager(BaseKVManager):
         probe.prove(pool, group.values)
         model = adapter.read_model(scheduler.model_config)
         settings = self._config.kv
-        casts = tuple(str(parse_consent(text)) for text in settings.casts)
         tls = Tls.of(settings.tls)
-        self._endpoint = Endpoint(
-            (group,),
-            Settings.of(settings, tls),
+        self._endpoint = configured.endpoint(
+            settings,
+            tls,
+            plugins,
             self.secret,
             self.epoch,
-            start(
-                plugins.transports.items,
-                settings.host,
-                self.secret,
-                settings.trust,
-                settings.digest == "always",
-                {"tcp": {"tls": tls, "streams": settings.streams}},
-            ),
-            lambda channel, transports: adapter.make_contract(
+            (group,),
+            lambda channel, transports, casts: adapter.make_contract(
                 self.role, self.epoch, group, model, channel, transports, casts
             ),
         )
@@ -152,10 +144,7 @@ class DeepLinkKVManager(BaseKVManager):
     def weights_changed(self) -> None:
         """The contract says which weights the cache is of, and the caches of others would be taken for these."""
         if self._endpoint is not None and not self._closed:
-            log.error(
-                "other weights are loaded into this engine, which deeplink has told its peers about those that it "
-                "started with; it hands nothing over any more until it is started again"
-            )
+            log.error("%s", OTHERS_LOADED)
             self._close()
 
     def _close(self) -> None:
@@ -175,8 +164,4 @@ class DeepLinkKVBootstrapServer(BaseKVBootstrapServer):
 
 def _control_port() -> int:
     text = os.environ.get(PORT, "")
-    if not text:
-        return config.control_port(get_serving().port)
-    if not text.isdecimal() or int(text) > 65535:
-        raise ConfigError(f"{PORT} is not a port", field=PORT, ours=text)
-    return int(text)
+    return config.parse_port(text, PORT) if text else config.control_port(get_serving().port)

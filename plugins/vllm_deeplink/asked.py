@@ -56,7 +56,7 @@ def by_environment() -> Asked:
     text = os.environ.get(PORT)
     return Asked(
         role=os.environ.get(ROLE) or None,
-        control_port=None if text is None else _port(text, PORT),
+        control_port=None if text is None else config.parse_port(text, PORT),
         router=os.environ.get(ROUTER) or None,
     )
 
@@ -77,7 +77,7 @@ def by_table(additional: Mapping[str, Any]) -> Asked | None:
         raise _wrong("there is no such setting", ", ".join(unknown), ", ".join(names))
     port = given.get("control_port")
     if port is not None:
-        given["control_port"] = _port(str(port), f"additional-config.{TABLE}.control_port")
+        given["control_port"] = config.parse_port(str(port), f"additional-config.{TABLE}.control_port")
     for name in ("role", "router", "config"):
         if given.get(name) is not None and not isinstance(given[name], str | os.PathLike):
             raise _wrong(f"{name} is no text", given[name], "text")
@@ -161,12 +161,6 @@ def api_url(args: argparse.Namespace, file: str | None) -> str | None:
 
 def api_port(args: argparse.Namespace) -> int:
     return getattr(args, "port", None) or 8000
-
-
-def _port(text: str, field: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise ConfigError(f"{field} is not a port", field=field, ours=text[:100])
-    return int(text)
 
 
 def _wrong(what: str, ours: object, theirs: str) -> ConfigError:

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 from deeplink.config import Config
 from deeplink.errors import ConfigError, TicketRefused
-from deeplink.kvconnector import compiled
+from deeplink.kvconnector import compiled, configured
 from deeplink.kvconnector import contract as co
-from deeplink.kvconnector.cast import parse_consent
-from deeplink.kvconnector.endpoint import Endpoint, Settings
+from deeplink.kvconnector.endpoint import Endpoint
 from deeplink.kvconnector.tally import Tally, since
 from deeplink.kvconnector.tls import Tls
-from deeplink.kvconnector.transport.start import start
 from deeplink.plugins import load_plugins
 from vllm_deeplink import adapter, probe
 from vllm_deeplink.orders import Orders, Settled
@@ -72,23 +70,14 @@ class WorkerHalf:
             )
         model = adapter.read_model(self._vllm_config)
         settings = self._config.kv
-        casts = tuple(str(parse_consent(text)) for text in settings.casts)
-        tls = Tls.of(settings.tls)
-        transfer = self._vllm_config.kv_transfer_config
-        self._endpoint = Endpoint(
-            groups,
-            Settings.of(settings, tls),
+        self._endpoint = configured.endpoint(
+            settings,
+            Tls.of(settings.tls),
+            plugins,
             self._secret,
-            transfer.engine_id,
-            start(
-                plugins.transports.items,
-                settings.host,
-                self._secret,
-                settings.trust,
-                settings.digest == "always",
-                {"tcp": {"tls": tls, "streams": settings.streams}},
-            ),
-            lambda channel, transports: adapter.make_contract(
+            self._vllm_config.kv_transfer_config.engine_id,
+            groups,
+            lambda channel, transports, casts: adapter.make_contract(
                 self._vllm_config, groups, place, model, channel, transports, casts
             ),
             place.index,

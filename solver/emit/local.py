@@ -24,6 +24,7 @@ def files(placement: Placement, members: tuple[Member, ...]) -> dict[str, str]:
         "# Starts the engines of the placement; the router is started with: deeplink router --config deeplink.toml",
         *(f"# {line}" for line in unknown(members)),
         "set -eu",
+        'cd "$(dirname "$0")"',
         "trap 'kill 0' INT TERM",
     ]
     for index, member in enumerate(members):

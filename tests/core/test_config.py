@@ -110,7 +110,7 @@ def test_a_name_used_twice() -> None:
         parse(twice, "deeplink.toml")
 
 
-@pytest.mark.parametrize("content", [b"[router", b"\xff\xfe", b"a = 1\na = 2\n"])
+@pytest.mark.parametrize("content", [b"[router", b"\xff\xfe", b"a = 1\na = 2\n", b"a = " + b"[" * 100_000])
 def test_not_toml(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "deeplink.toml"
     path.write_bytes(content)

@@ -71,16 +71,20 @@ class Run:
             self.up.set()
 
 
-def run(fleet: Fleet, prefill: Running, decode: Running, alone: Running, router: str) -> None:
-    """`alone` is the decode engine, or one like it where that serves nobody alone."""
+Wrong = dict[int, tuple[list[int], list[int]]]
+
+
+def run(fleet: Fleet, prefill: Running, decode: Running, alone: Running, router: str) -> tuple[Counter[str], Wrong]:
+    """How many were `answered`, `refused` with a reason, and `left`; and those that got other tokens than
+    `alone` gives, by number with both. `alone` is the decode engine, or one like it where that serves nobody alone.
+
+    What it asserts itself is that each request ends in one of these ways, and that nothing is held after.
+    """
     found = Run(router, lambda: fleet.restart(decode))
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         list(pool.map(found.request, range(REQUESTS)))
     time.sleep(1)
     quiet(prefill, decode, seconds=0.2)
-    assert sum(found.ends.values()) == REQUESTS
-    assert found.ends["left"] > 0.1 * REQUESTS, found.ends
-    assert found.ends["answered"] > 0.6 * REQUESTS, found.ends
 
     def expected(number: int) -> list[int]:
         body = completion(prompt(random.Random(number).randint(5, 400), seed=50_000 + number), TOKENS)
@@ -88,4 +92,5 @@ def run(fleet: Fleet, prefill: Running, decode: Running, alone: Running, router:
 
     with ThreadPoolExecutor(4) as pool:
         right = dict(zip(found.answers, pool.map(expected, found.answers), strict=True))
-    assert not {number: (answer, right[number]) for number, answer in found.answers.items() if answer != right[number]}
+    wrong = {number: (answer, right[number]) for number, answer in found.answers.items() if answer != right[number]}
+    return found.ends, wrong

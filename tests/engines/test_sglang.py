@@ -272,7 +272,11 @@ def test_an_engine_that_other_weights_were_loaded_into_hands_nothing_over(sglang
 
 @pytest.mark.long
 def test_two_hundred_requests(sglang: Engines) -> None:
-    load.run(sglang.fleet, sglang.prefill, sglang.decode, sglang.alone, sglang.router)
+    ends, wrong = load.run(sglang.fleet, sglang.prefill, sglang.decode, sglang.alone, sglang.router)
+    assert not wrong
+    assert ends.total() == load.REQUESTS
+    assert ends["left"] > 0.1 * load.REQUESTS, ends
+    assert ends["answered"] > 0.6 * load.REQUESTS, ends
     _works(sglang)
 
 

@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path, help="where inputs that reach new code are kept from run to run")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    sys.path[:0] = [str(HERE), str(HERE.parent / "kvconnector")]
+    sys.path[:0] = [str(HERE), *(str(HERE.parent / folder) for folder in ("kvconnector", "router"))]
     if arguments.here:
         _fuzz(arguments.targets[0], arguments.seconds, arguments.corpus)
         return 0

@@ -9,12 +9,14 @@ import msgspec
 from loopback import AMX, HND, NHD, NZ, SECRET, SLOTS, VEC, make_contract, make_group
 from targets import KEY
 
+from deeplink.doctor import exchange
 from deeplink.errors import Reason
-from deeplink.kvconnector import channel, contract, ticket
+from deeplink.kvconnector import channel, contract, prefix_space, ticket
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.contract import Scales, local_address
 from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.handoff import Record
+from deeplink.kvconnector.transport import talk
 from deeplink.kvconnector.transport.shm import LOANS
 from deeplink.kvconnector.wire import MAGIC
 
@@ -82,7 +84,33 @@ BODIES: list[object] = [
     {"prompt": [[1, 2], [3]], "echo": True, "logprobs": 0, "best_of": 3, "max_tokens": 0, "min_tokens": 1},
     {"prompt": "x", "kv_transfer_params": {"deeplink": {}}, "vllm_xargs": {"kv_transfer_params": {}, "a": 1}},
 ]
+SPOKEN: list[talk.Message] = [
+    talk.Hello(b"me"),
+    talk.Begin(1, ((b"k" * 16, 0, 100), (b"l" * 16, 8, 8))),
+    talk.Go((1 << 40, 0), b"me again"),
+    talk.No("no region"),
+    talk.Stop(1),
+    talk.Ended(),
+]
+REPORTED: list[exchange.Message] = [
+    exchange.Hello(1, "0.1.0", "host", 1 << 20, 30.0, {"tcp": "h:1"}, {"shm": Reason("config_error", "why")}),
+    exchange.Take("tcp", 100),
+    exchange.Taking(b"k" * 16),
+    exchange.Sent(),
+    exchange.Took("f" * 16),
+    exchange.Give("tcp", b"k" * 16, 100),
+    exchange.Gave("f" * 16, 1.5, 0.1),
+    exchange.Problem(Reason("peer_gone", "why")),
+]
+DEEP = b"\x91" * 3000 + b"\x90"
+"""msgpack that is deeper than any reader goes."""
+NESTED = b"\x81\xa1x" + DEEP
+NESTED_JSON = b'{"x": ' + b"[" * 3000 + b"]" * 3000 + b"}"
 STREAM = b': hi\n\ndata: {"a": 1}\n\ndata: {"error": {"message": "m"}}\r\n\r\nid: 1\rdata: x\r\rdata: [DONE]\n\n'
+REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nbody"
+CHUNKED = (
+    b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3;a=b\r\nbod\r\n1\r\ny\r\n0\r\nT: t\r\n\r\n"
+)
 
 
 def _frame(data: bytes) -> bytes:
@@ -100,6 +128,7 @@ def _safetensors(header: object, data: bytes) -> bytes:
 
 _LAYOUTS = [VEC, AMX, NHD, HND, NZ, SLOTS, "block token dim", "dim 512+64 | block token dim"]
 _LAYOUTS += list(LAYOUTS.values())
+_TICKET = msgspec.msgpack.encode(TICKET)
 _MESSAGES = [msgspec.msgpack.encode(message) for message in MESSAGES]
 _PUSHES = [
     _push((0, 8), data=b"8 bytes.") + _push(),
@@ -141,9 +170,18 @@ SEEDS: dict[str, list[bytes]] = {
     "contract_json": [contract.to_json(each) for each in CONTRACTS],
     "channel_message": _MESSAGES,
     "channel_frame": [b"".join(map(_frame, _MESSAGES)), _frame(_MESSAGES[0])],
+    "transport_frame": [b"".join(_frame(msgspec.msgpack.encode(message)) for message in SPOKEN), _frame(NESTED)],
+    "transport_description": [
+        json.dumps({"mr_info": {"a": {"addr": 4096, "length": 100}, "b": {"addr": 1, "length": 1 << 61}}}).encode(),
+        json.dumps({"mr_info": {"a": {"addr": 1 << 63, "length": -1}}}).encode(),
+        msgspec.msgpack.encode({"name": "agent", "metadata": b"of it"}),
+        NESTED,
+        NESTED_JSON,
+    ],
+    "doctor_frame": [b"".join(_frame(msgspec.msgpack.encode(message)) for message in REPORTED), _frame(NESTED)],
     "greeting": [MAGIC + b"n" * 16 + b"m" * 32, MAGIC],
     "ticket_text": [ticket.mint(TICKET, b"another secret, also of 32 bytes").encode(), b"AAAA", b""],
-    "ticket_body": [msgspec.msgpack.encode(TICKET)],
+    "ticket_body": [_TICKET, bytes([_TICKET[0] + 1]) + _TICKET[1:] + DEEP],
     "layout_text": [struct.pack("<BHHB", heads, 576, 32, 3) + text.encode() for text in _LAYOUTS for heads in (1, 2)],
     "consent": [b"bfloat16->float16", b"*->float8_e4m3fnuz", b" int8 -> float32 "],
     "tcp_parts": _PUSHES,
@@ -154,9 +192,36 @@ SEEDS: dict[str, list[bytes]] = {
     ],
     "router_body": [json.dumps(each).encode() for each in BODIES]
     + [b'{"\\u006bv_transfer_params":1,"kv_transfer_params":{},"kv_transfer_params":2}', b'{"a":1e999,"b":NaN}'],
+    "client_bytes": [
+        bytes([step]) + REQUEST * 2 + CHUNKED + request
+        for step in (0, 6, 255)
+        for request in (
+            REQUEST,
+            b"GET /health HTTP/1.0\r\n\r\n",
+            b"HEAD / HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n",
+        )
+    ],
+    "engine_bytes": [
+        bytes([step]) + b"HTTP/1.1 " + answer
+        for step in (0, 6, 255)
+        for answer in (
+            b"200 OK\r\nContent-Length: 4\r\n\r\nbody",
+            b"100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n\r\n",
+            b"503 no\r\nConnection: close\r\n\r\nbody",
+            b"204 none\r\n\r\n",
+        )
+    ],
+    "engine_body": [
+        json.dumps({"prompt": "x", "kv_transfer_params": {"deeplink": {"side": "produce", "ticket": "T"}}}).encode(),
+        b'{"kv_transfer_params": ' + b"[" * 3000,
+    ],
     "events": [bytes([step]) + STREAM for step in (0, 3, 200)],
     "cache_events": [msgspec.msgpack.encode([1.5, events, 0]) for events in CACHE_EVENTS],
     "checkpoint": [_safetensors(_TENSORS, b"d" * 4008), _safetensors({}, b"")],
-    "checkpoint_index": [json.dumps({"weight_map": {"a": "model.safetensors"}}).encode()],
+    "checkpoint_index": [json.dumps({"weight_map": {"a": "model.safetensors"}}).encode(), NESTED_JSON],
+    "stored_space": [
+        prefix_space.encode(prefix_space.of_group(PLAIN.model, PLAIN.groups[0], 16)),
+        NESTED_JSON,
+    ],
 }
 """By the name of the target."""

@@ -6,6 +6,7 @@ what it let through, comes out of these functions as the exception that it is. T
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -17,9 +18,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import httptools
 import msgspec
+from fake_wire import Asker, Echo, Pool, Wire
 from loopback import NHD, SECRET, make_contract, make_group
 
+from deeplink.doctor import exchange
 from deeplink.errors import (
     ConfigError,
     DeeplinkError,
@@ -29,16 +33,19 @@ from deeplink.errors import (
     Refused,
     TicketRefused,
 )
-from deeplink.kvconnector import channel, contract, ticket, weights, wire
+from deeplink.kvconnector import channel, contract, passage, prefix_space, ticket, weights, wire
 from deeplink.kvconnector.cast import between, parse_consent
 from deeplink.kvconnector.compare import compare
 from deeplink.kvconnector.layout import ELEMENTS, Layout
 from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
-from deeplink.kvconnector.transport import answer
+from deeplink.kvconnector.transport import answer, dlslime, nixl, talk
 from deeplink.kvconnector.transport.base import Transport
 from deeplink.kvconnector.transport.shm import ShmTransport
 from deeplink.kvconnector.transport.tcp import TcpTransport
 from deeplink.router import body, kv_events, kv_index, sse
+from deeplink.router.client import Client
+from deeplink.router.clients import Clients
+from deeplink.router.line import Line
 
 Target = Callable[[bytes], None]
 
@@ -84,6 +91,28 @@ def channel_frame(data: bytes) -> None:
         talk = channel.Channel(ours)
         while True:
             talk.receive(time.monotonic() + 1)
+
+
+def transport_frame(data: bytes) -> None:
+    """What a peer says on the socket of a one-sided library's link, until it leaves."""
+    with _sent(data) as ours, contextlib.suppress(DeeplinkError):
+        while True:
+            message = talk.receive(ours, time.monotonic() + 1)
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=talk.Message) == message
+
+
+def transport_description(data: bytes) -> None:
+    """What a peer says of its NIXL agent or DLSlime endpoint: memory that it names has an end."""
+    with contextlib.suppress(ProtocolError):
+        assert isinstance(nixl.described(data).name, str)
+    with contextlib.suppress(ProtocolError):
+        dlslime.Handles(dict(enumerate(dlslime.described(data)[1].values())))
+
+
+def doctor_frame(data: bytes) -> None:
+    with _sent(data) as ours, contextlib.suppress(DeeplinkError):
+        while True:
+            exchange.receive(ours, 1)
 
 
 def greeting(data: bytes) -> None:
@@ -204,6 +233,65 @@ def _no_ticket(fields: dict[str, object]) -> None:
     assert not (isinstance(extra, dict) and body.OURS & extra.keys())
 
 
+def client_bytes(data: bytes) -> None:
+    """What a client sends, cut where the first byte says: each request is answered once, in HTTP."""
+    asyncio.run(_served(data))
+
+
+async def _served(data: bytes) -> None:
+    api = Echo(most=1 << 16)
+    wire = Wire(Client(Clients(api, 1, 10.0), asyncio.get_running_loop()))
+    for piece in _cut(data):
+        if not wire.closed:
+            wire.protocol.data_received(piece)
+    read = _Answers()
+    httptools.HttpResponseParser(read).feed_data(bytes(wire.written))
+    assert read.whole == len(api.requests) + len(api.refusals)
+    assert len(api.refusals) <= 1
+    wire.close()
+
+
+class _Answers:
+    """Counts the answers that are complete; those that say to go on are no answers."""
+
+    whole = 0
+
+    def on_message_complete(self) -> None:
+        self.whole += 1
+
+
+def engine_bytes(data: bytes) -> None:
+    """What an engine answers, cut where the first byte says: whoever asked is told of the end, once."""
+    pool, asker = Pool(), Asker()
+    wire = Wire(Line(pool, asker, b"HEAD", b"BODY"))
+    for piece in _cut(data):
+        if not wire.closed:
+            wire.protocol.data_received(piece)
+    wire.close()
+    assert len(asker.whys) == 1
+    assert not pool.lines
+
+
+def _cut(data: bytes) -> list[bytes]:
+    step, rest = 1 + data[0] if data else 1, data[1:]
+    return [rest[at : at + step] for at in range(0, len(rest), step)]
+
+
+def engine_body(data: bytes) -> None:
+    """A request on its way past an engine's server: what is taken out of it is the ticket, and nothing else."""
+    if (found := passage.taken(data)) is not None:
+        fields, side, text = found
+        assert isinstance(side, str)
+        assert isinstance(text, str)
+        assert passage.FIELD not in fields
+
+
+def stored_space(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        space = prefix_space.decode(data)
+        assert prefix_space.decode(prefix_space.encode(space)) == space
+
+
 def cache_events(data: bytes) -> None:
     """What an engine publishes of its cache: named as broken, or something the index can follow and forget."""
     with contextlib.suppress(ProtocolError):
@@ -222,10 +310,9 @@ def cache_events(data: bytes) -> None:
 
 def events(data: bytes) -> None:
     """An engine's stream, cut where the first byte says: nothing is lost, changed or held back at the end."""
-    step, stream = 1 + data[0] if data else 1, data[1:]
     whole = sse.Events()
-    passed = [whole.feed(stream[at : at + step]) for at in range(0, len(stream), step)]
-    assert b"".join([*passed, whole.end()]) == stream
+    passed = [whole.feed(piece) for piece in _cut(data)]
+    assert b"".join([*passed, whole.end()]) == data[1:]
     for part in passed:
         found = sse.error_in(sse.first_data(part))
         assert found is None or isinstance(found, dict)
@@ -260,6 +347,9 @@ TARGETS: dict[str, Target] = {
         contract_json,
         channel_message,
         channel_frame,
+        transport_frame,
+        transport_description,
+        doctor_frame,
         greeting,
         ticket_text,
         ticket_body,
@@ -267,10 +357,14 @@ TARGETS: dict[str, Target] = {
         consent,
         tcp_parts,
         shm_parts,
+        client_bytes,
+        engine_bytes,
         router_body,
+        engine_body,
         events,
         cache_events,
         checkpoint,
         checkpoint_index,
+        stored_space,
     )
 }

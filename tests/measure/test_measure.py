@@ -120,13 +120,31 @@ def link(tmp_path: Path, script: Script) -> Result:
 
 def handed_over(**more: Any) -> Script:
     headers = {"x-deeplink-prefill": "p", "x-deeplink-decode": "d", "x-deeplink-handoff": "h"}
-    return Script(headers=headers, handoffs={"kv_bytes": 2_000_000, "milliseconds": 4.0}, **more)
+    return Script(headers=headers, handoffs={"state": "loaded", "kv_bytes": 2_000_000, "milliseconds": 4.0}, **more)
 
 
 def test_a_link_is_what_the_engines_say_of_their_handoffs(tmp_path: Path) -> None:
     result = link(tmp_path, handed_over())
     assert result.exit_code == 0, result.output
     assert '[[links]]\nfrom = "p"\nto = "d"\ngb_per_s = 0.5\nconvention = "one-way"' in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"state": "failed", "kv_bytes": 4096}, "was not loaded"),
+        ({"state": "loaded"}, "was not loaded"),
+        ({"kv_bytes": "many"}, "does not say what became of the handoff"),
+        ([], "does not say what became of the handoff"),
+    ],
+)
+def test_a_handoff_that_was_none_is_not_measured(tmp_path: Path, said: Any, why: str) -> None:
+    script = handed_over()
+    script.handoffs = said
+    result = link(tmp_path, script)
+    assert result.exit_code == 1
+    assert "local_error: " in result.stderr
+    assert why in result.stderr
 
 
 def test_a_link_without_handoffs_cannot_be_measured(tmp_path: Path) -> None:

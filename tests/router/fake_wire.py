@@ -9,6 +9,7 @@ from typing import Any
 from deeplink.errors import DeeplinkError
 from deeplink.router.client import Client
 from deeplink.router.head import Request
+from deeplink.router.line import Line
 
 
 class Wire(asyncio.Transport):
@@ -83,3 +84,45 @@ class Echo:
     def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, bytes, bytes]:
         self.refusals.append(error)
         return error.status, b"", b""
+
+
+class Pool:
+    """Keeps lines to engines: all that there are, and those that were free."""
+
+    def __init__(self) -> None:
+        self.lines: set[Line] = set()
+        self.idle: list[Line] = []
+
+    def made(self, line: Line) -> None:
+        self.lines.add(line)
+
+    def free(self, line: Line) -> None:
+        self.idle.append(line)
+
+    def lost(self, line: Line) -> None:
+        self.lines.remove(line)
+
+
+class Asker:
+    """Has asked an engine; `whys` is how that ended, each time it did."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.status, self.framed, self.data = 0, False, b""
+        self.whys: list[str] = []
+
+    def sent(self, line: Line) -> None:
+        assert not self.over
+
+    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, media: bytes) -> None:
+        assert not self.status
+        self.status, self.framed = status, framed
+
+    def came(self, data: bytes) -> None:
+        assert data
+        assert self.status
+        assert not self.whys
+        self.data += data
+
+    def ended(self, why: str = "") -> None:
+        self.whys.append(why)

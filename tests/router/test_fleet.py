@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from deeplink import config as configs
 from deeplink.config import EngineEntry
@@ -92,6 +93,28 @@ def test_an_engine_that_hangs_holds_up_nobody_for_long() -> None:
             async with fleet(silent, consumer) as made:
                 assert "within 1 s" in seen(made)["p"]
             assert time.monotonic() - began < 3
+
+    check(test)
+
+
+class Deep(FakeEngine):
+    """Its JSON is nested deeper than any reader goes, below a name that nobody reads."""
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.Response(text='{"x": ' + "[" * 3000 + "]" * 3000 + "}", content_type="application/json")
+
+    _handoff = _stage = _status
+
+
+def test_an_engine_whose_answers_are_nested_too_deeply_says_nothing() -> None:
+    async def test() -> None:
+        producer, consumer = pair()
+        deep = Deep("p", producer.contract)
+        async with running(deep, consumer), fleet(deep, consumer) as made:
+            engine = made.table.engines[0]
+            assert (engine.down, made.use("p")) == ("", 0.0)
+            assert await made.state(engine, "h") is None
+            assert await made.stage(engine, "h", 0, time.monotonic() + 5) is None
 
     check(test)
 

@@ -9,48 +9,10 @@ from hypothesis import strategies as st
 from deeplink.router.head import MAX_HEAD
 from deeplink.router.line import BEFORE, MIDDLE, NOT_HTTP, TOO_LARGE, Line
 
-from .fake_wire import Wire
+from .fake_wire import Asker, Pool, Wire
 from .test_client import cuts, pieces
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\n"
-
-
-class Pool:
-    def __init__(self) -> None:
-        self.lines: set[Line] = set()
-        self.idle: list[Line] = []
-
-    def made(self, line: Line) -> None:
-        self.lines.add(line)
-
-    def free(self, line: Line) -> None:
-        self.idle.append(line)
-
-    def lost(self, line: Line) -> None:
-        self.lines.remove(line)
-
-
-class Asker:
-    def __init__(self) -> None:
-        self.over = False
-        self.status, self.framed, self.data = 0, False, b""
-        self.whys: list[str] = []
-
-    def sent(self, line: Line) -> None:
-        assert not self.over
-
-    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, media: bytes) -> None:
-        assert not self.status
-        self.status, self.framed = status, framed
-
-    def came(self, data: bytes) -> None:
-        assert data
-        assert self.status
-        assert not self.whys
-        self.data += data
-
-    def ended(self, why: str = "") -> None:
-        self.whys.append(why)
 
 
 def call(pool: Pool | None = None) -> tuple[Pool, Asker, Wire]:

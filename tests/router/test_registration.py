@@ -285,7 +285,16 @@ def test_a_name_that_is_taken(at: RouterAt, caplog: pytest.LogCaptureFixture) ->
     assert "register under another name" in caplog.text
 
 
-@pytest.mark.parametrize("answers", [b"", b"HTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\n[]", b"\x00\xff\n" * 50])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        b"",
+        b"HTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\n[]",
+        b"HTTP/1.1 404 No\r\nContent-Length: 9000\r\n\r\n" + b"[" * 9000,
+        b"\x00\xff\n" * 50,
+    ],
+    ids=["nothing", "a list", "a deep one", "no HTTP"],
+)
 def test_what_is_no_router(answers: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

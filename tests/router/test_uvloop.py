@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -30,5 +32,16 @@ uvloop = pytest.importorskip("uvloop")
     ],
 )
 def test_the_same(monkeypatch: pytest.MonkeyPatch, test: Callable[[], None]) -> None:
-    monkeypatch.setattr("asyncio.run", uvloop.run)
+    """What is asserted of the router is the test's; here, that it has seen this loop and no other."""
+    loops: list[str] = []
+
+    def run(main: Coroutine[Any, Any, Any]) -> Any:
+        async def seen() -> Any:
+            loops.append(type(asyncio.get_running_loop()).__module__)
+            return await main
+
+        return uvloop.run(seen())
+
+    monkeypatch.setattr("asyncio.run", run)
     test()
+    assert set(loops) == {"uvloop"}

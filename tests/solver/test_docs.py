@@ -10,6 +10,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 from deeplink.solver import fleetfile, placement, sections, table
+from deeplink.solver.place import place
 
 PAGE = Path(__file__).parents[2] / "docs" / "solver.md"
 
@@ -56,3 +57,17 @@ def test_the_example_is_one(tmp_path: Path) -> None:
     fleet = fleetfile.load(write(tmp_path, text))
     assert CONFIG["num_hidden_layers"] == fleet.model.layers
     assert [pool.name for pool in fleet.pools] == ["hopper", "h20"]
+
+
+def test_what_the_cluster_is_said_to_get_is_what_it_gets(tmp_path: Path) -> None:
+    from described import write
+
+    page = (PAGE.parent / "cluster.md").read_text()
+    (text,) = [block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "[[pools]]" in block]
+    found = place(fleetfile.load(write(tmp_path, text)))
+    assert sorted((one.chip, one.role, one.tp, one.count) for one in found.engines) == [
+        ("NVIDIA H100 SXM", "prefill", 2, 1),
+        ("NVIDIA H20", "decode", 2, 1),
+    ]
+    for part in (f"for {found.value:g} an hour", f"without handoffs it would be {found.split.aggregated:g}"):
+        assert part in page

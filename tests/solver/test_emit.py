@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -20,6 +21,7 @@ from described import FLEET, write
 
 from deeplink import config
 from deeplink.chips.catalogue import PROFILES
+from deeplink.cli.solve import write as save
 from deeplink.errors import SolverError
 from deeplink.plugins import load_plugins
 from deeplink.solver import emit, fleetfile
@@ -89,6 +91,21 @@ def test_the_script_is_one(placement: Placement, tmp_path: Path) -> None:
         script = tmp_path / name
         script.write_text(emit.files(placement, format_)[name])
         subprocess.run(["sh", "-n", str(script)], check=True, timeout=10)
+
+
+def test_the_local_script_starts_from_anywhere(placement: Placement, tmp_path: Path) -> None:
+    folder = tmp_path / "placement"
+    save(folder, emit.files(placement, "local"))
+    fake = tmp_path / "bin" / "vllm"
+    fake.parent.mkdir()
+    # Its last word is the engine's configuration.
+    fake.write_text('#!/bin/sh\nfor last; do :; done\ncat "$last"\n')
+    fake.chmod(0o755)
+    path = f"{fake.parent}:{os.environ['PATH']}"
+    subprocess.run([str(folder / "engines.sh")], check=True, timeout=10, cwd=tmp_path, env={**os.environ, "PATH": path})
+    logs = [log.read_text() for log in folder.glob("*.log")]
+    assert len(logs) == sum(engine.count for engine in placement.engines)
+    assert all("[kv]" in log for log in logs)
 
 
 def test_commands_say_what_was_planned(placement: Placement) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from described import FLEET, write
 
 from deeplink.errors import FleetError, RateError
-from deeplink.solver import fleetfile
+from deeplink.solver import fleetfile, table, trace
 from deeplink.solver.lines import line
 
 
@@ -151,6 +152,8 @@ def test_a_table_that_cannot_be(tmp_path: Path) -> None:
         ("NVIDIA H20,m,2,prefill,1,2000,0,-1,me", "seconds"),
         ("NVIDIA H20,m,2,prefill,1,2000,0,x,me", "seconds"),
         ("NVIDIA H20,m,2,prefill,1,2000,0,nan,me", "seconds"),
+        ("NVIDIA H20,m,2,prefill,1,2000,x,0.1,me", "context"),
+        ("NVIDIA H20,m,2,prefill,1,2000,64,0.1,me", "context"),
     ],
 )
 def test_a_wrong_row(tmp_path: Path, row: str, column: str) -> None:
@@ -159,6 +162,12 @@ def test_a_wrong_row(tmp_path: Path, row: str, column: str) -> None:
         fleetfile.load(write(tmp_path, FLEET + '[[rates]]\ntable = "rates.csv"\n'))
     assert caught.value.field == column
     assert "line 2" in caught.value.message
+
+
+def test_a_table_that_is_no_csv(tmp_path: Path) -> None:
+    (tmp_path / "rates.csv").write_text("chip," + "x" * 200_000)
+    with pytest.raises(RateError, match="is not a CSV"):
+        table.read(tmp_path / "rates.csv")
 
 
 def test_a_trace(tmp_path: Path) -> None:
@@ -173,6 +182,54 @@ def test_a_trace(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,x,1\n")
     with pytest.raises(FleetError, match=r"trace\.csv:2"):
         fleetfile.load(write(tmp_path, text))
+
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+FIRST, SECOND = "2023-11-16 18:00:00,5,1", "2023-11-16 18:00:01,5,1"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (f"{HEADER}\n{FIRST}\n", "fewer than two requests"),
+        (f"{HEADER}\n{FIRST}\n2023-11-16 18:00:01,-5,1\n", ":3: not a request: its prompt has -5 tokens"),
+        (f"{HEADER}\n{FIRST}\n2023-11-16 18:00:01,5,{1 << 40}\n", ":3: not a request: its answer has"),
+        (f"{HEADER}\n{FIRST}\n2033-11-16 18:00:01,5,1\n", "covers 3653 days"),
+        (f"TIMESTAMP,ContextTokens\n{FIRST[:-2]}\n", ":2: not a request: it has no GeneratedTokens"),
+        (f"{HEADER}\n{'5' * 200_000}\n", ":2: not a request: field larger"),
+        ('{"timestamp": 1e999, "input_length": 5, "output_length": 1}\n' * 2, ":1: not a request: its time is inf"),
+        ('{"timestamp": 1, "output_length": 1}\n', ":1: not a request: it has no input_length"),
+        ('{"timestamp": 1, "input_length": "x", "output_length": 1}\n', ":1: not a request"),
+        ('{"a": ' + "[" * 100_000, ":1: not a request"),
+    ],
+    ids=range(10),
+)
+def test_a_wrong_trace(tmp_path: Path, content: str, why: str) -> None:
+    (tmp_path / "trace").write_text(content)
+    with pytest.raises(FleetError) as caught:
+        trace.read(tmp_path / "trace")
+    assert why in caught.value.message
+    assert caught.value.field == "workload.trace"
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("data", [gzip.compress(b"x" * 99)[:20], gzip.compress(b"x" * 99)[:10] + b"yyyyyyyyyy", b"no"])
+def test_what_is_not_packed(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "packed.gz").write_bytes(data)
+    with pytest.raises(FleetError, match="cannot read the trace"):
+        trace.read(tmp_path / "packed.gz")
+    with pytest.raises(RateError, match="cannot read"):
+        table.read(tmp_path / "packed.gz")
+
+
+def test_what_is_nested_without_end(tmp_path: Path) -> None:
+    path = write(tmp_path, "version = " + "[" * 100_000)
+    with pytest.raises(FleetError, match="is not TOML"):
+        fleetfile.load(path)
+    path = write(tmp_path, FLEET)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(FleetError, match="cannot read the model's config"):
+        fleetfile.load(path)
 
 
 def test_lines() -> None:

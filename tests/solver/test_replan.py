@@ -102,6 +102,26 @@ def test_a_bucket_that_is_none(solved: tuple[Fleet, Placement]) -> None:
         replan(*solved, Observed({"colour": 1.0}))
 
 
+@pytest.mark.parametrize(
+    ("seen", "field"),
+    [
+        (Observed({BUCKET: -1.0}), f"rates.{BUCKET}"),
+        (Observed({BUCKET: 1e300}), f"rates.{BUCKET}"),
+        (Observed({BUCKET: float("nan")}), f"rates.{BUCKET}"),
+        (Observed({BUCKET: 6.0}, ttft_p99=-1.0), "ttft_p99"),
+        (Observed({BUCKET: 6.0}, tpot_p99=float("inf")), "tpot_p99"),
+        (Observed({BUCKET: 6.0}, lost={"nowhere": 1}), "lost"),
+        (Observed({BUCKET: 6.0}, lost={"h20": -1}), "lost.h20"),
+        (Observed({BUCKET: 6.0}, lost={"h20": 17}), "lost.h20"),
+    ],
+)
+def test_what_cannot_be_seen(solved: tuple[Fleet, Placement], seen: Observed, field: str) -> None:
+    with pytest.raises(SolverError) as raised:
+        replan(*solved, seen)
+    assert raised.value.field == field
+    assert raised.value.remedy
+
+
 def test_the_command(tmp_path: Path) -> None:
     run = CliRunner()
     fleet, placement, seen = str(write(tmp_path)), tmp_path / "p.json", tmp_path / "seen.json"

@@ -6,9 +6,11 @@ LMDeploy has no entry points, so its own code is changed in memory, in every pro
     versions   the releases that this was tested with; others are refused
     v0_18      everything that is changed in 0.18 for a device; the rest is in `lmdeploy_deeplink.migration`
     ops_v0_18  the engine's layers, for 0.18, out of a vendor's operators
+    ray_v0_18  an engine on the CPU in several processes of Ray's
+    workers    the file by which those learn of deeplink; waiting is what it has them do
     cpu        torch's CUDA interface on a host without CUDA, which an engine on a CPU calls
     launch     LMDeploy's command line with all that; a module to be run
-    command    `deeplink serve lmdeploy`
+    command    `deeplink serve lmdeploy`, and `deeplink serve workers`
 
 In Python, before anything of LMDeploy's is imported::
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import click
 
 from deeplink.errors import DeeplinkError
-from lmdeploy_deeplink.engine import platform, versions
+from lmdeploy_deeplink.engine import platform, versions, waiting, workers
 
 PASSED_ON = {"ignore_unknown_options": True, "help_option_names": []}
 
@@ -30,9 +31,41 @@ def lmdeploy(words: tuple[str, ...]) -> None:
         device = platform.resolve()
     except DeeplinkError as exc:
         raise click.ClickException(str(exc)) from exc
+    # For all processes of the engine; see there.
+    os.environ[waiting.VARIABLE] = device
     chosen = any(word == "--backend" or word.startswith("--backend=") for word in words)
     added = [] if chosen else ["--backend", "deeplink"]
     click.echo(f"LMDeploy on {device}", err=True)
     argv = [sys.executable, "-m", "lmdeploy_deeplink.engine.launch", "serve", "api_server", *words, *added]
     sys.stderr.flush()
     os.execv(sys.executable, argv)
+
+
+@command.group("workers", short_help="Whether Ray's workers of this Python know deeplink.")
+def of_ray() -> None:
+    """Processes that Ray starts for an engine learn of deeplink by a file among the packages of their Python.
+
+    It does nothing in processes that `deeplink serve lmdeploy` has not caused. Run this with the engine's Python, on
+    every node.
+    """
+
+
+@of_ray.command("enable", short_help="Write the file.")
+def enable() -> None:
+    """Write the file, where it is not there."""
+    _of_file(workers.enable)
+    click.echo(f"{workers.place()} is there")
+
+
+@of_ray.command("disable", short_help="Remove the file.")
+def disable() -> None:
+    """Remove the file, where it is there and deeplink's."""
+    _of_file(workers.disable)
+    click.echo(f"{workers.place()} is not there")
+
+
+def _of_file(change: Callable[[], None]) -> None:
+    try:
+        change()
+    except DeeplinkError as exc:
+        raise click.ClickException(str(exc)) from exc

@@ -272,6 +272,10 @@ def backend(vendor: Vendor, collective: str) -> type[DefaultOpsBackend]:
         def device_count() -> int:
             return 1
 
+        @staticmethod
+        def support_ray() -> bool:
+            return True
+
         @classmethod
         def update_step_context(cls, step_context: Any) -> Any:
             step_context.attn_metadata = _metadata(step_context)

@@ -3,7 +3,8 @@
 - The option ``--backend deeplink`` (its parsers are built when the command line runs), which stands for the PyTorch
   engine on the device of this host.
 - Lists of device names that are closed, for the device ``cpu``: the check of `PytorchEngineConfig`, the choices of
-  ``--device``, which backend a device has, its batch size, and whether it has bfloat16.
+  ``--device``, which backend a device has, its batch size, and whether it has bfloat16. Where Ray spreads such an
+  engine over processes, what `lmdeploy_deeplink.engine.ray_v0_18` says.
 - The channel through which an engine's process says its port: LMDeploy ends it as soon as the port is there, while the
   process may still be saying it, and a start then fails now and then on a busy host.
 
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from lmdeploy_deeplink.engine.platform import CPU, OPTION
+from lmdeploy_deeplink.engine.platform import CPU, NATIVE, OPTION
 
 # What a CPU serves at once is bounded by its arithmetic long before.
 _CPU_BATCH = 64
@@ -102,11 +103,32 @@ def _know_cpu() -> None:
     native = selector._get_backend
 
     def get_backend() -> Any:
-        if selector.get_device_manager().current_context().device_type == CPU:
+        # "cuda" is what a worker's device is before it is told which.
+        if selector.get_device_manager().current_context().device_type in (CPU, NATIVE):
             return _cpu_backend()
         return native()
 
     selector._get_backend = get_backend
+    _spread_cpus()
+
+
+def _spread_cpus() -> None:
+    import lmdeploy.pytorch.engine.engine as engines
+
+    build = engines.build_executor
+
+    @functools.wraps(build)
+    def built(*args: Any, **keywords: Any) -> Any:
+        chosen = keywords.get("distributed_executor_backend") or engines.get_distributed_executor_backend(
+            keywords["dist_config"].world_size, keywords["dist_config"].dp, keywords["device_type"]
+        )
+        if keywords["device_type"] == CPU and chosen == "ray":
+            from lmdeploy_deeplink.engine import ray_v0_18
+
+            ray_v0_18.install()
+        return build(*args, **keywords)
+
+    engines.build_executor = built
 
 
 def _with_cpu(function: Callable[..., Any], value: Any) -> Callable[..., Any]:

@@ -23,19 +23,17 @@ from typing import Any
 
 from deeplink import config as configuration
 from deeplink import secret as shared
-from deeplink.errors import Aborted, ConfigError, DeadlineExceeded, DeeplinkError, TicketRefused
-from deeplink.kvconnector import compiled
+from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, TicketRefused
+from deeplink.kvconnector import compiled, configured
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.cast import parse_consent
 from deeplink.kvconnector.control import Blocks, Control
-from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.order import Order, Outcome
 from deeplink.kvconnector.prompt import prompt_digest
 from deeplink.kvconnector.ticket import Ticket
 from deeplink.kvconnector.tls import Tls
-from deeplink.kvconnector.transport.start import start
+from deeplink.kvconnector.weights import OTHERS_LOADED
 from deeplink.plugins import load_plugins
 from lmdeploy_deeplink.migration import adapter
 from lmdeploy_deeplink.migration.foreign import Foreign
@@ -70,24 +68,17 @@ class Exchange:
         log.info("deeplink re-layout is ready after %.1f s of compiling", compiled.warm())
         group = adapter.read_group(engine, plugins.layouts)
         model = adapter.read_model(engine, folder)
-        casts = tuple(str(parse_consent(text)) for text in settings.casts)
         tls = Tls.of(settings.tls)
         self._secret = shared.load(loaded.secret_file)
         self._epoch = secrets.token_hex(12)
-        self._endpoint = Endpoint(
-            (group,),
-            Settings.of(settings, tls),
+        self._endpoint = configured.endpoint(
+            settings,
+            tls,
+            plugins,
             self._secret,
             self._epoch,
-            start(
-                plugins.transports.items,
-                settings.host,
-                self._secret,
-                settings.trust,
-                settings.digest == "always",
-                {"tcp": {"tls": tls, "streams": settings.streams}},
-            ),
-            lambda channel, transports: adapter.make_contract(
+            (group,),
+            lambda channel, transports, casts: adapter.make_contract(
                 engine, group, model, self._epoch, channel, transports, casts
             ),
         )
@@ -111,10 +102,7 @@ class Exchange:
 
     def weights_changed(self) -> None:
         """The contract says which weights the cache is of, and the caches of others would be taken for these."""
-        log.error(
-            "other weights are loaded into this engine, which deeplink has told its peers about those that it started "
-            "with; it hands nothing over any more until it is started again"
-        )
+        log.error("%s", OTHERS_LOADED)
         self.close()
 
     def admit(self, side: str, text: str) -> Ticket:
@@ -232,8 +220,7 @@ def _control(
     text = os.environ.get(PORT, "")
     if not text:
         return None
-    if not text.isdecimal() or int(text) > 65535:
-        raise ConfigError(f"{PORT} is not a port", field=PORT, ours=text)
+    port = configuration.parse_port(text, PORT)
     control = Control(contract, secret, blocks, tls)
-    log.info("deeplink control endpoint on %s:%d", host, control.start(host, int(text)))
+    log.info("deeplink control endpoint on %s:%d", host, control.start(host, port))
     return control

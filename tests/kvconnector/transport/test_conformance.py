@@ -1,4 +1,5 @@
-"""The built-in transports are held to the suite that others are held to."""
+"""The built-in transports are held to the suite that others are held to: what it asserts is in `deeplink.testing`, by
+what is asked of a transport (`transport_arrivals`, `transport_ends`, `transport_strangers`)."""
 
 from __future__ import annotations
 

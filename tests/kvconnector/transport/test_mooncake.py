@@ -1,4 +1,4 @@
-"""Mooncake over TCP, which is what it does where no NIC is found."""
+"""Mooncake over TCP, which is what it does where no NIC is found, held to the suite of `deeplink.testing`."""
 
 from __future__ import annotations
 

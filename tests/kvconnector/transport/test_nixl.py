@@ -1,4 +1,5 @@
-"""NIXL over whatever UCX finds here: within one host it copies from process to process."""
+"""NIXL over whatever UCX finds here, held to the suite of `deeplink.testing`: within one host it copies from process to
+process."""
 
 from __future__ import annotations
 
