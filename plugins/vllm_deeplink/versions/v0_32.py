@@ -62,5 +62,6 @@ VERSION = Version(
     several_groups=True,
     speculation=("ngram",),
     replicas=True,
+    pipelines=True,
     nodes=True,
 )

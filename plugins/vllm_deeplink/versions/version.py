@@ -19,7 +19,8 @@ class Version:
     `several_groups`: a failed load is told by its request, without which a model's several cache groups cannot be
     handed over, for their block numbers overlap. `speculation` are the ways to speculate that keep nothing in the KV
     cache, so that what is handed over is the same with them and without, and with which that was tested. `replicas`
-    says whether several data-parallel replicas of an engine were, and `nodes` whether ranks on several hosts.
+    says whether several data-parallel replicas of an engine were, `pipelines` whether pipelines were, and `nodes`
+    whether ranks on several hosts were.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Version:
     several_groups: bool
     speculation: tuple[str, ...] = ()
     replicas: bool = False
+    pipelines: bool = False
     nodes: bool = False
 
     def check_groups(self, count: int) -> None:
