@@ -23,6 +23,9 @@ NOT_COMPILED = 0
 def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, version: Version, *, cpu: bool) -> None:
     """`cpu`: whether it computes on one. Raises ConfigError."""
     check_parallel(vllm_config, version, cpu=cpu)
+    if (parts := vllm_config.parallel_config.pipeline_parallel_size) > 1 and len(kv_cache_config.kv_cache_groups) > 1:
+        why = "a pipeline of a model with several cache groups was not tried"
+        raise _refused("pipeline-parallel-size", parts, "1", why, "use tensor parallelism")
     for group in kv_cache_config.kv_cache_groups:
         # Exactly these kinds: others derive from them and mean something else (latent vectors, states, chunks).
         kind = type(group.kv_cache_spec).__name__

@@ -45,8 +45,9 @@ def settings(**changes: Any) -> tuple[Any, Any]:
 def test_what_is_tested_passes() -> None:
     supported.check(*settings(), v0_27.VERSION, cpu=True)
     supported.check(*settings(method="ngram"), v0_32.VERSION, cpu=True)
-    supported.check(*settings(pipeline_parallel_size=2), v0_32.VERSION, cpu=True)
-    supported.check(*settings(pipeline_parallel_size=2, compiled=False), v0_32.VERSION, cpu=False)
+    one_group = {"pipeline_parallel_size": 2, "kind": "FullAttentionSpec"}
+    supported.check(*settings(**one_group), v0_32.VERSION, cpu=True)
+    supported.check(*settings(**one_group, compiled=False), v0_32.VERSION, cpu=False)
     # As the process that starts them sees replicas, and as each of them sees itself.
     supported.check(*settings(data_parallel_size=4), v0_32.VERSION, cpu=True)
     supported.check(*settings(data_parallel_index=3), v0_32.VERSION, cpu=True)
@@ -107,3 +108,9 @@ def test_a_pipeline_that_vllm_itself_does_not_run_is_refused_by_name() -> None:
     reason = caught.value.reason()
     assert (reason.field, reason.ours) == ("pipeline-parallel-size", "2, not compiled")
     assert "--enforce-eager" in reason.remedy
+
+
+def test_a_pipeline_of_several_cache_groups_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="several cache groups") as caught:
+        supported.check(*settings(pipeline_parallel_size=2), v0_32.VERSION, cpu=True)
+    assert caught.value.field == "pipeline-parallel-size"
