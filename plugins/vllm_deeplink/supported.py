@@ -120,6 +120,9 @@ def _check_pipeline(vllm_config: VllmConfig, version: Version, cpu: bool) -> Non
     if not version.pipelines:
         why = f"pipelines were not tried with vLLM {version.name}"
         raise _refused("pipeline-parallel-size", size, "1", why, "use tensor parallelism")
+    if vllm_config.parallel_config.tensor_parallel_size > 1:
+        why = "a pipeline of parts with several ranks each was not tried"
+        raise _refused("pipeline-parallel-size", size, "1", why, "use tensor parallelism alone")
     if cpu and int(vllm_config.compilation_config.mode) == NOT_COMPILED:
         raise ConfigError(
             "on CPUs vLLM's own pipeline ends at the first request where nothing is compiled, as in eager mode and "

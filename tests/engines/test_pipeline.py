@@ -24,7 +24,6 @@ OTHERS = {
     "tp2": (TWO_RANKS, DEFAULT),
     "pp2": (PIPELINE, DEFAULT),
     "pp1-0.27": ((), "0.27.1"),
-    "tp2-pp2": ((*TWO_RANKS, *PIPELINE), DEFAULT),
 }
 
 

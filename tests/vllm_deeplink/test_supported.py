@@ -15,6 +15,7 @@ from vllm_deeplink.versions import v0_27, v0_32
 def settings(**changes: Any) -> tuple[Any, Any]:
     parallel = {
         "pipeline_parallel_size": 1,
+        "tensor_parallel_size": 1,
         "data_parallel_size": 1,
         "data_parallel_index": 0,
         "data_parallel_external_lb": False,
@@ -113,4 +114,10 @@ def test_a_pipeline_that_vllm_itself_does_not_run_is_refused_by_name() -> None:
 def test_a_pipeline_of_several_cache_groups_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="several cache groups") as caught:
         supported.check(*settings(pipeline_parallel_size=2), v0_32.VERSION, cpu=True)
+    assert caught.value.field == "pipeline-parallel-size"
+
+
+def test_a_pipeline_of_parts_with_several_ranks_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="several ranks each") as caught:
+        supported.check_parallel(settings(pipeline_parallel_size=2, tensor_parallel_size=2)[0], v0_32.VERSION, cpu=True)
     assert caught.value.field == "pipeline-parallel-size"
