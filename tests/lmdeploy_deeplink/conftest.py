@@ -58,3 +58,10 @@ def in_lmdeploy(lmdeploy: Environment) -> Program:
         return done.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def small_model(in_lmdeploy: Program, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("models") / "small"
+    in_lmdeploy("make_models.py", target, "0")
+    return target

@@ -21,12 +21,16 @@ def installed(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(versions, "version", lambda _: version)
 
 
-@pytest.mark.parametrize("version", ["0.16.0", "0.18.1", "0.19.0", "0.18.0+local"])
+@pytest.mark.parametrize("version", ["0.15.0", "0.16.1", "0.18.1", "0.19.0", "0.18.0+local"])
 def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     installed(monkeypatch, version)
     with pytest.raises(PluginError, match="no release that deeplink was tested with") as caught:
         versions.hooks()
-    assert (caught.value.field, caught.value.ours, caught.value.theirs) == ("lmdeploy", "0.18.0", version)
+    assert (caught.value.field, caught.value.ours, caught.value.theirs) == (
+        "lmdeploy",
+        "0.16.0, 0.17.0, 0.18.0",
+        version,
+    )
 
 
 def test_no_lmdeploy_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

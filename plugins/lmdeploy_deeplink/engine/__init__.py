@@ -4,8 +4,9 @@ LMDeploy has no entry points, so its own code is changed in memory, in every pro
 
     platform   which of LMDeploy's devices this host has, or cpu
     versions   the releases that this was tested with; others are refused
-    v0_18      everything that is changed in 0.18 for a device; the rest is in `lmdeploy_deeplink.migration`
-    ops_v0_18  the engine's layers, for 0.18, out of a vendor's operators
+    v0_18      all that is changed in 0.18; v0_16, in 0.16 and 0.17
+    device_v0_16  what is changed for a device, alike in all of these
+    layers     the engine's layers out of a vendor's operators; ops_v0_18 and ops_v0_16, how LMDeploy asks for them
     ray_v0_18  an engine on the CPU in several processes of Ray's
     workers    the file by which those learn of deeplink; waiting is what it has them do
     cpu        torch's CUDA interface on a host without CUDA, which an engine on a CPU calls

@@ -8,7 +8,11 @@ from typing import Protocol
 
 from deeplink.errors import PluginError
 
-TESTED = {"0.18.0": "lmdeploy_deeplink.engine.v0_18"}
+TESTED = {
+    "0.16.0": "lmdeploy_deeplink.engine.v0_16",
+    "0.17.0": "lmdeploy_deeplink.engine.v0_16",
+    "0.18.0": "lmdeploy_deeplink.engine.v0_18",
+}
 
 
 class Hooks(Protocol):

@@ -1,0 +1,72 @@
+"""LMDeploy's server with the tiny model, and whether what it answers is right."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fleet import http
+from programs import variables
+
+from deeplink.local import engines, step
+from deeplink.local.environment import Environment
+from deeplink.local.process import Process
+
+START_SECONDS = 240.0
+LENGTHS = (5, 17, 64, 150)
+TOKENS = 16
+DTYPE = "bfloat16"
+
+
+def environ() -> dict[str, str]:
+    return step.clean_environ() | variables() | {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def python_with(folder: Path, *environments: Environment) -> Path:
+    """The Python of a new environment in `folder` with the packages of these; those of the first come first."""
+    made = [environments[0].python, "-I", "-m", "venv", "--without-pip", folder]
+    subprocess.run(made, check=True, timeout=60)
+    packages = [next(one.folder.glob("lib/python*/site-packages")) for one in environments]
+    (next(folder.glob("lib/python*/site-packages")) / "others.pth").write_text("".join(f"{one}\n" for one in packages))
+    return folder / "bin" / "python"
+
+
+def server(python: Path, model: Path, folder: Path, *words: str) -> Process:
+    (port,) = engines.free_ports(1)
+    command = ["-m", "deeplink.cli", "serve", "lmdeploy", model, "--model-name", "demo", "--dtype", DTYPE]
+    command += ["--server-name", "127.0.0.1", "--server-port", str(port), "--session-len", "1024", "--eager-mode"]
+    command += ["--max-batch-size", "4", "--cache-block-seq-len", "16", "--cache-max-entry-count", "0.05"]
+    command += ["--disable-metrics", "--logprobs-mode", "raw_logprobs"]
+    return Process(
+        "lmdeploy",
+        [python, *command, *words],
+        env=environ(),
+        log=folder / "lmdeploy.log",
+        url=f"http://127.0.0.1:{port}",
+        cwd=folder,
+    )
+
+
+def answers_are_right(process: Process, model: Path, in_lmdeploy: Any) -> None:
+    """Among requests that run together, the engine is at most twice as far from float32 as transformers in its type."""
+    with ThreadPoolExecutor(len(LENGTHS)) as pool:
+        answers = list(pool.map(lambda length: _generate(process, length), LENGTHS))
+    found = json.loads(in_lmdeploy("beside_transformers.py", model, DTYPE, given=json.dumps(answers), seconds=200))
+    print(json.dumps(found))
+    spread = max(one["own"] for one in found)
+    assert spread > 0
+    for length, one in zip(LENGTHS, found, strict=True):
+        assert one["engine"] <= 2 * spread, (length, one)
+        assert one["regret"] <= 2 * spread, (length, one)
+
+
+def _generate(process: Process, length: int) -> dict[str, Any]:
+    ids = [3 + (7919 * (place + length)) % 990 for place in range(length)]
+    body = {"input_ids": ids, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_logprob": True}
+    answer = http(f"{process.url}/generate", body, seconds=120)
+    assert answer.status == 200, answer.data
+    chosen = answer.json["meta_info"]["output_token_logprobs"]
+    return {"prompt": ids, "tokens": answer.json["output_ids"], "logprobs": [logprob for logprob, _ in chosen]}
