@@ -23,6 +23,9 @@ NOT_COMPILED = 0
 def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, version: Version, *, cpu: bool) -> None:
     """`cpu`: whether it computes on one. Raises ConfigError."""
     check_parallel(vllm_config, version, cpu=cpu)
+    if (parts := vllm_config.parallel_config.pipeline_parallel_size) > 1 and len(kv_cache_config.kv_cache_groups) > 1:
+        why = "a pipeline of a model with several cache groups was not tried"
+        raise _refused("pipeline-parallel-size", parts, "1", why, "use tensor parallelism")
     for group in kv_cache_config.kv_cache_groups:
         # Exactly these kinds: others derive from them and mean something else (latent vectors, states, chunks).
         kind = type(group.kv_cache_spec).__name__
@@ -119,6 +122,9 @@ def _check_pipeline(vllm_config: VllmConfig, version: Version, cpu: bool) -> Non
     if not version.pipelines:
         why = f"pipelines were not tried with vLLM {version.name}"
         raise _refused("pipeline-parallel-size", size, "1", why, "use tensor parallelism")
+    if vllm_config.parallel_config.tensor_parallel_size > 1:
+        why = "a pipeline of parts with several ranks each was not tried"
+        raise _refused("pipeline-parallel-size", size, "1", why, "use tensor parallelism alone")
     if cpu and int(vllm_config.compilation_config.mode) == NOT_COMPILED:
         raise ConfigError(
             "on CPUs vLLM's own pipeline ends at the first request where nothing is compiled, as in eager mode and "

