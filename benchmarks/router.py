@@ -396,8 +396,9 @@ def main() -> None:
                     print(f"streams: {name}", file=sys.stderr, flush=True)
                     try:
                         bench.pace(name, options.streams, found[name])
-                    except subprocess.CalledProcessError as exc:  # one that cannot do it is no mark for others
-                        print(f"streams: {name} failed: {exc.stderr[-300:]}", file=sys.stderr, flush=True)
+                    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
+                        # One that cannot do it is no mark for others.
+                        print(f"streams: {name} failed: {str(exc.stderr)[-300:]}", file=sys.stderr, flush=True)
                         found[name].failed += 1
     result = {
         "machine": machine(),

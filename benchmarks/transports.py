@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import sink
 from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink.kvconnector.transport.base import Link, Push, Transport
-from deeplink.testing.peer import Peer, load, peer
+from deeplink.testing.peer import Peer, peer
 
 SECRET = b"a secret for benchmarks, 32 byte"
 BLOCK, BLOCKS, LARGE = 32 << 10, 4096, 256 << 20
@@ -149,7 +150,7 @@ def _cases(stack: ExitStack, streams: int) -> list[Case]:
         there = stack.enter_context(peer(factory, SECRET))
         key = there.region(LARGE)
         for label, options in {kind: {}, **({f"tcp{streams}": {"streams": streams}} if kind == "tcp" else {})}.items():
-            here: Transport = load(factory)("127.0.0.1", SECRET, **options)
+            here: Transport = resolve_name(factory)("127.0.0.1", SECRET, **options)
             stack.callback(here.close)
             for name in ("4096x32k", "256m"):
                 cases.append(_push(stack, f"{label}_{name}", here, there, key, source, pieces(name)))

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import threading
 import time
 from typing import Annotated
@@ -31,7 +30,7 @@ from typing import Annotated
 import msgspec
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason
-from deeplink.kvconnector import wire
+from deeplink.kvconnector import frames, greeting, wire
 from deeplink.kvconnector.contract import MAX_BYTES, Contract, Count, Name, Text
 from deeplink.kvconnector.digest import ALL, Sample
 from deeplink.kvconnector.first_token import FirstToken
@@ -45,7 +44,6 @@ from deeplink.kvconnector.tls import Tls
 PURPOSE = "channel"
 MAX_FRAME = 4 << 20
 LAST_SECONDS = 0.05
-_LENGTH = struct.Struct("<I")
 
 Short = Annotated[bytes, msgspec.Meta(max_length=64)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
@@ -208,7 +206,7 @@ class Channel:
     def connect(address: str, secret: bytes, deadline: float, tls: Tls | None = None) -> Channel:
         sock = wire.connect(address, deadline)
         try:
-            sock = wire.greet(sock, secret, PURPOSE, server=False, deadline=deadline, tls=tls)
+            sock = greeting.greet(sock, secret, PURPOSE, server=False, deadline=deadline, tls=tls)
         except DeeplinkError:
             sock.close()
             raise
@@ -218,7 +216,7 @@ class Channel:
         data = _encoder.encode(message)
         try:
             with self._sending, self._shared.use() as sock:
-                wire.send(sock, _LENGTH.pack(len(data)) + data, deadline)
+                wire.send(sock, frames.framed(data), deadline)
         except PeerGone:
             self.broken = True
             raise
@@ -226,11 +224,7 @@ class Channel:
     def receive(self, deadline: float) -> Message:
         try:
             with self._shared.use():
-                (length,) = _LENGTH.unpack(self._inbox.take(_LENGTH.size, deadline))
-                if length > MAX_FRAME:
-                    raise ProtocolError(
-                        "a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length)
-                    )
+                length = frames.length(self._inbox.take(frames.HEAD, deadline), MAX_FRAME)
                 return decode(self._inbox.take(length, deadline))
         except PeerGone:
             self.broken = True

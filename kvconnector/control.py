@@ -28,12 +28,15 @@ from deeplink.kvconnector.contract import MAX_NAME
 from deeplink.kvconnector.handoff import COMPLETE, NOT_BEGUN, merged
 from deeplink.kvconnector.stages import Stages
 from deeplink.kvconnector.tls import Tls
+from deeplink.kvconnector.visitors import Visitors
 
 log = logging.getLogger(__name__)
 
 MAX_BODY = 64 << 10
 CLOSE_SECONDS = 5.0
 ASK_SECONDS = 2.0
+KEEP_SECONDS = 30.0
+"""For the next request of a connection."""
 MAX_WAIT_SECONDS = 60.0
 """For which a question is kept open until there is an answer to it."""
 
@@ -79,11 +82,12 @@ class Control:
         app.router.add_get("/v1/handoffs/{handoff}", self._get_handoff)
         app.router.add_get("/v1/handoffs/{handoff}/stage", self._get_stage)
         app.router.add_delete("/v1/handoffs/{handoff}", self._delete_handoff)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS / 2)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_SECONDS / 2, keepalive_timeout=KEEP_SECONDS)
         self._loop.run_until_complete(runner.setup())
-        site = web.TCPSite(runner, host, port)
+        assert runner.server is not None
+        self._visitors = Visitors(runner.server, self._loop)
         try:
-            self._loop.run_until_complete(site.start())
+            listening = self._loop.run_until_complete(self._loop.create_server(self._visitors, host, port))
         except OSError as exc:
             self._loop.run_until_complete(runner.cleanup())
             self._loop.close()
@@ -92,8 +96,9 @@ class Control:
                 field="deeplink-control-port",
                 remedy="choose another port with --deeplink-control-port",
             ) from exc
-        bound: int = runner.addresses[0][1]
-        self._thread = threading.Thread(target=self._run, args=(runner,), name="deeplink-control", daemon=True)
+        bound: int = listening.sockets[0].getsockname()[1]
+        arguments = runner, listening
+        self._thread = threading.Thread(target=self._run, args=arguments, name="deeplink-control", daemon=True)
         self._thread.start()
         return bound
 
@@ -106,9 +111,10 @@ class Control:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSE_SECONDS)
 
-    def _run(self, runner: web.AppRunner) -> None:
+    def _run(self, runner: web.AppRunner, listening: asyncio.Server) -> None:
         try:
             self._loop.run_forever()
+            listening.close()
             self._loop.run_until_complete(runner.cleanup())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
@@ -118,6 +124,7 @@ class Control:
     async def _authenticate(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
+        self._visitors.asked(request)
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(errors="surrogateescape"), self._token.encode()):
             return web.json_response({"error": "the bearer token is not this engine's"}, status=401)

@@ -99,6 +99,8 @@ def copy_layers(
     into_wire: bool,
     stream: bool,
 ) -> None:
+    """All layers of a chunk, one after the other. `caches` has the address of each tensor, those of a layer together;
+    `wire` is where the first layer begins, and the next is `layer_bytes` on."""
     tensors = caches.size // layers
     for layer in range(layers):
         copy_layer(

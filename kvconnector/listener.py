@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from deeplink.errors import DeeplinkError
-from deeplink.kvconnector import wire
+from deeplink.kvconnector import greeting, wire
 from deeplink.kvconnector.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Listener:
     def _greet(self, sock: socket.socket) -> socket.socket:
         """The socket to go on with, which is the one to be woken from then on."""
         deadline = time.monotonic() + GREETING_SECONDS
-        made = wire.greet(sock, self._secret, self._purpose, server=True, deadline=deadline, tls=self._tls)
+        made = greeting.greet(sock, self._secret, self._purpose, server=True, deadline=deadline, tls=self._tls)
         with self._lock:
             self._open.discard(sock)
             self._open.add(made)

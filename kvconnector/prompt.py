@@ -48,6 +48,17 @@ def prompt_digest(token_ids: Sequence[int], extra: Iterable[str] = ()) -> bytes:
     return digest.digest() + b"".join(map(_short, by_name.values()))
 
 
+def not_handed_over(field: str) -> Refused:
+    """Of a request whose cache depends on what is in no digest yet, or whose answer on what no handoff carries."""
+    return Refused(
+        "a request of this kind is not handed over by this release",
+        field=field,
+        ours="set",
+        theirs="not set",
+        remedy="send it to an engine that serves it alone",
+    )
+
+
 def check_same(ours: bytes, theirs: bytes) -> None:
     """Raises Refused for two prompts that are not one, by the name of what differs."""
     if ours == theirs:

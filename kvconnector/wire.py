@@ -1,4 +1,4 @@
-"""Bytes over a stream socket, each call with a deadline, and the greeting that proves both ends know the secret.
+"""Bytes over a stream socket, each call with a deadline.
 
 Deadlines are monotonic seconds. A broken connection is PeerGone, a late one DeadlineExceeded, bytes that make no
 sense ProtocolError. Nothing here reads more than it was asked to.
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
-import secrets
 import select
 import socket
 import ssl
@@ -23,11 +21,9 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from deeplink import secret as shared
-from deeplink.errors import DeadlineExceeded, DeeplinkError, LinkLost, PeerGone, ProtocolError, Refused
+from deeplink.errors import DeadlineExceeded, LinkLost, PeerGone, ProtocolError
 from deeplink.kvconnector import tls as security
 
-MAGIC = b"DLK1"
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 USER_TIMEOUT = 60_000
 """Milliseconds. With KEEPALIVE (seconds), a link that was silently cut is known to be dead after one minute, idle or
@@ -37,9 +33,6 @@ TRY_AGAIN = 1_000
 each attempt: after an outage of 2 s a transfer went on 1.6 s after the link was back, after one of 8 s only after 10.6.
 """
 _TCP_RTO_MAX_MS = 44
-_NONCE = 16
-_MAC = 32
-_LAST_SECONDS = 1.0
 GATHER = 128 << 10
 """Bytes for which a reader sleeps. Over loopback the sender does the waking: at 64 KiB it needs 0.2 s of a core for
 1 GB, woken for every segment 0.3 (a 2-core virtual machine)."""
@@ -151,6 +144,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def send(sock: socket.socket, data: bytes | memoryview, deadline: float) -> None:
+    """All of it; what is short goes in one call."""
     remaining(deadline)
     try:
         sent = sock.send(data, socket.MSG_DONTWAIT)
@@ -302,65 +296,3 @@ def _event(problem: OSError, event: int) -> int:
     if isinstance(problem, ssl.SSLWantReadError):
         return select.POLLIN
     return select.POLLOUT if isinstance(problem, ssl.SSLWantWriteError) else event
-
-
-def greet(
-    sock: socket.socket, secret: bytes, purpose: str, *, server: bool, deadline: float, tls: security.Tls | None = None
-) -> socket.socket:
-    """Agree on whether to use TLS, then mutual challenge and response: each side proves it knows the key for `purpose`.
-
-    Returns the socket to go on with; with `tls` that is another, and `sock` is spent. Both ends send a random number,
-    then the MAC of both numbers and their own role, so an answer cannot be reflected. Raises Refused when the peer's
-    secret is another, or when only one side has TLS or does not accept the other's certificate; ProtocolError when
-    it does not speak this.
-    """
-    if tls is not None:
-        send(sock, security.MAGIC, deadline)
-        _same_security(sock, receive(sock, len(MAGIC), deadline), security.MAGIC, deadline)
-        sock = tls.wrap(sock, server=server, deadline=deadline)
-    try:
-        _prove(sock, shared.derive(secret, purpose), server=server, deadline=deadline)
-    except DeeplinkError as exc:
-        if tls is not None:
-            sock.close()
-            if isinstance(exc.__cause__, ssl.SSLError):  # only now does a client hear that its certificate is refused
-                raise tls.refused(exc.__cause__) from exc
-        raise
-    return sock
-
-
-def _prove(sock: socket.socket, key: bytes, *, server: bool, deadline: float) -> None:
-    ours = secrets.token_bytes(_NONCE)
-    send(sock, MAGIC + ours, deadline)
-    _same_security(sock, receive(sock, len(MAGIC), deadline), MAGIC, deadline)
-    theirs = receive(sock, _NONCE, deadline)
-    nonces = theirs + ours if server else ours + theirs
-    roles = (b"server", b"client") if server else (b"client", b"server")
-    send(sock, hmac.digest(key, roles[0] + nonces, "sha256"), deadline)
-    answer = receive(sock, _MAC, deadline)
-    if not hmac.compare_digest(answer, hmac.digest(key, roles[1] + nonces, "sha256")):
-        raise Refused(
-            "the peer has another secret",
-            field="secret",
-            ours="(not shown)",
-            theirs="(not shown)",
-            remedy="give all engines and the router the same secret_file",
-        )
-
-
-def _same_security(sock: socket.socket, theirs: bytes, ours: bytes, deadline: float) -> None:
-    """Both sides say first whether they use TLS, in the clear, and neither goes on without the other."""
-    if theirs == ours:
-        return
-    if theirs not in (MAGIC, security.MAGIC):
-        raise ProtocolError("the peer does not speak deeplink's protocol", field="magic", theirs=repr(theirs))
-    # What it sent on is taken, or closing would reset the connection, maybe before it has read what we said.
-    with contextlib.suppress(DeeplinkError):
-        receive(sock, _NONCE, min(deadline, time.monotonic() + _LAST_SECONDS))
-    raise Refused(
-        "one side uses TLS and the other does not",
-        field="kv.tls",
-        ours="on" if ours == security.MAGIC else "off",
-        theirs="on" if theirs == security.MAGIC else "off",
-        remedy="give all engines a section [kv.tls], or none",
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from deeplink.errors import DeeplinkError
 from deeplink.router.body import Body
@@ -13,6 +13,10 @@ from deeplink.router.headers import PREFIX, Headers, texts
 from deeplink.router.names import Names
 from deeplink.router.tracing import Trace
 
+if TYPE_CHECKING:
+    from deeplink.router.admission import Need
+
+MAX_SESSION = 512
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 
 Phase = Literal["arrived", "prefilling", "decoding", "done"]
@@ -29,7 +33,7 @@ class Exchange:
     that have been sent their part of the handoff, `tries` how many more times something may be tried again, `tried` how
     many times it was. `cached` is what the prefill engine said of the prompt tokens it had cached. `ends` are the
     handoffs that were begun for it: who prefilled, who was last to decode, and whether it was finished. `trace` is set
-    if spans are made.
+    if spans are made, `need` once what matters to the choice is known.
     """
 
     path: str
@@ -50,6 +54,7 @@ class Exchange:
     cached: dict[str, Any] | None = field(default=None, init=False)
     ends: tuple[tuple[str, str, bool], ...] = field(default=(), init=False)
     trace: Trace | None = field(default=None, init=False)
+    need: Need | None = field(default=None, init=False)
 
     @property
     def headers(self) -> Headers:
@@ -78,12 +83,12 @@ class Exchange:
         return self.path in GENERATING
 
     def session(self, header: Names[bool]) -> str:
-        """What the client names its session by; "" if by nothing."""
+        """What the client names its session by, the beginning of it if that is long; "" if by nothing."""
         for name, value in self.pairs:
             if header[name] and value:
-                return value.decode("utf-8", "surrogateescape")
+                return value.decode("utf-8", "surrogateescape")[:MAX_SESSION]
         user = self.body.fields.get("user")
-        return user if isinstance(user, str) else ""
+        return user[:MAX_SESSION] if isinstance(user, str) else ""
 
     def marks(self) -> Headers:
         """The x-deeplink-* headers of the answer."""

@@ -161,10 +161,11 @@ class Fleet:
         await self.kinds.get(producer.kind).link(producer, consumer, self._control)
 
     def cancel(self, handoff: str, engines: Iterable[Engine]) -> None:
-        """Cancel a handoff at these engines, in the background: the request that wants it may be cancelled
-        itself."""
+        """Cancel a handoff at these engines, in the background: the request that wants it may be cancelled itself.
+        Those that keep no account of handoffs are not asked, and so not shown the token."""
         for engine in engines:
-            self.later(self._cancel(engine, handoff))
+            if engine.kind == DEEPLINK:
+                self.later(self._cancel(engine, handoff))
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         """Goes on although the request that wants it is over. It must end by itself, and raise nothing."""

@@ -87,7 +87,7 @@ class Flow:
         """
         if self._admission.reads_caches:
             return None
-        need = self._need(exchange, None)
+        need = exchange.need = self._need(exchange, None)
         engine = self._admission.at_once(need)
         if engine is None:
             return None
@@ -110,7 +110,7 @@ class Flow:
         if begun is not None:
             await self._served(exchange, begun.need, Plain(begun.engine), deliver, begun)
             return
-        need = self._need(exchange, await self._chains(exchange))
+        need = exchange.need or self._need(exchange, await self._chains(exchange))
         try:
             await self._served(exchange, need, await self._admission.choose(need), deliver, None)
         finally:
@@ -122,6 +122,10 @@ class Flow:
         until = time.monotonic() + self._section.deadline
         avoid: set[str] = set()
         while True:
+            while isinstance(choice, Pair) and (field := self._obstacle(exchange, choice.kind)):
+                # Engines of this kind came while it waited, so nobody had asked whether they could hand it over.
+                need.barred = {**need.barred, choice.kind: field}
+                choice = await self._admission.choose(need, frozenset(avoid))
             try:
                 if isinstance(choice, Pair):
                     await self._handoff(exchange, choice, need, until, deliver)
@@ -196,13 +200,15 @@ class Flow:
 
     def _barred(self, exchange: Exchange) -> Mapping[str, str]:
         """The kinds of engines that could not hand this request over, and by which of its fields."""
-        kinds, body, chat = self._fleet.table.kinds, exchange.body, exchange.chat
+        found = {kind: self._obstacle(exchange, kind) for kind in self._fleet.table.kinds}
+        return {kind: field for kind, field in found.items() if field}
+
+    def _obstacle(self, exchange: Exchange, kind: str) -> str:
         if not exchange.generates:
-            return dict.fromkeys(kinds, "path")
-        found = {kind: self._fleet.kinds.get(kind).obstacle(body, chat=chat) for kind in kinds if kind != DEEPLINK}
-        if DEEPLINK in kinds:
-            found[DEEPLINK] = bodies.obstacle(body, chat=chat)
-        return {name: field for name, field in found.items() if field}
+            return "path"
+        if kind == DEEPLINK:
+            return bodies.obstacle(exchange.body, chat=exchange.chat)
+        return self._fleet.kinds.get(kind).obstacle(exchange.body, chat=exchange.chat)
 
     async def _plain(
         self, exchange: Exchange, engine: Engine, need: Need, deliver: Deliver, begun: Begun | None

@@ -58,7 +58,9 @@ class Prompts:
         if "cache_salt" in body.fields:
             return None  # tokens alone do not say which blocks it shares
         if isinstance(prompt, list):
-            if not prompt or not all(type(item) is int and 0 <= item < 1 << 32 for item in prompt):
+            if not 0 < len(prompt) <= MAX_TOKENS or not all(
+                type(item) is int and 0 <= item < 1 << 32 for item in prompt
+            ):
                 return None
             return {size: kv_index.chain(prompt, size) for size in sizes}
         asked = {name: body.fields[name] for name in _TOLD if name in body.fields}

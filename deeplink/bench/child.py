@@ -6,7 +6,6 @@ The program is a function of a module that is called once with what answers: a f
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import select
@@ -15,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import IO, Any
 
 START_SECONDS = 60.0
@@ -99,18 +99,12 @@ def child(program: str, *arguments: str) -> Iterator[Child]:
         made.end()
 
 
-def load(program: str) -> Any:
-    """What ``module:attribute`` names."""
-    module, _, attribute = program.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 def serve(program: str, *arguments: str) -> None:
     """The process itself. It ends with its standard input."""
     # What a library prints goes elsewhere, or it would pass for an answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    answer: Answer = load(program)(*arguments)
+    answer: Answer = resolve_name(program)(*arguments)
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
     # Libraries with threads of their own crash in the interpreter's shutdown; nothing is left to be done.

@@ -11,12 +11,13 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from deeplink.bench.child import Answer, Message, load
+from deeplink.bench.child import Answer, Message
 from deeplink.bench.memory import filled, memory
 from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector import ticket as tickets
@@ -117,7 +118,7 @@ class Engine:
                 return shape.contract(role, epoch, (rank,))
 
             names = {"tcp", shape.transport}
-            running = {name: load(FACTORIES[name])(shape.host, SECRET) for name in sorted(names)}
+            running = {name: resolve_name(FACTORIES[name])(shape.host, SECRET) for name in sorted(names)}
             endpoints.append(Endpoint((group,), settings, SECRET, epoch, Transports(running), state, place))
             groups.append(group)
         ranks = tuple(endpoint.contract.ranks[0] for endpoint in endpoints)

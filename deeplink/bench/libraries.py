@@ -20,12 +20,13 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deeplink.bench.child import Answer, Child, Message, child, load
+from deeplink.bench.child import Answer, Child, Message, child
 from deeplink.bench.engine import SECRET
 from deeplink.bench.rows import Row, Skipped
 from deeplink.bench.scale import Scale
@@ -91,7 +92,7 @@ def _measure(library: str, factory: str, names: Collection[str], scale: Scale) -
     source = np.random.default_rng(0).integers(0, 256, size, np.uint8).data
     rows = []
     with ExitStack() as stack:
-        here = load(factory)(HOST, SECRET)
+        here = resolve_name(factory)(HOST, SECRET)
         stack.callback(here.close)
         here.stage(source)
         there = stack.enter_context(child("deeplink.bench.libraries:receiver", factory, str(size)))
@@ -135,7 +136,7 @@ def _pushing(link: Link, source: memoryview, key: bytes, wanted: list[Pieces]) -
 
 def receiver(factory: str, size: str) -> Answer:
     """The process with the transport that takes the pushes."""
-    transport = load(factory)(HOST, SECRET)
+    transport = resolve_name(factory)(HOST, SECRET)
     memory = bytearray(int(size))
     region = transport.register(memoryview(memory))
 

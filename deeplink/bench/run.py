@@ -11,9 +11,10 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
-from deeplink.bench.child import Answer, Child, ChildFailed, Message, load
+from deeplink.bench.child import Answer, Child, ChildFailed, Message
 from deeplink.bench.families import FAMILIES, Family
 from deeplink.bench.rows import machine
 from deeplink.bench.scale import Scale
@@ -72,7 +73,7 @@ def _start(family: Family, names: list[str], scale: Scale, progress: Progress, l
 
 def process(module: str, names: str, scale: str) -> Answer:
     """The process of a family: asked again and again, it answers one row or skipped row each time."""
-    found = load(f"{module}:measure")(json.loads(names), Scale(**json.loads(scale)))
+    found = resolve_name(f"{module}:measure")(json.loads(names), Scale(**json.loads(scale)))
 
     def answer(question: Message) -> Message:
         for one in found:

@@ -13,7 +13,6 @@ caller, which has both. In the end `Done` tells the listener how it went. Here i
 from __future__ import annotations
 
 import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ import msgspec
 from deeplink import __version__
 from deeplink.doctor.trial import Memory, Trial
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason, Refused
-from deeplink.kvconnector import wire
+from deeplink.kvconnector import frames, wire
 from deeplink.kvconnector.contract import Name, Text, place
 from deeplink.kvconnector.transport.start import Transports
 
@@ -34,7 +33,6 @@ MAX_FRAME = 1 << 20
 MAX_SECONDS = 600.0
 ANSWER_SECONDS = 10.0
 """For an answer that needs no transfer, and what is added to one that does."""
-_LENGTH = struct.Struct("<I")
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Key = Annotated[bytes, msgspec.Meta(max_length=64)]
@@ -164,16 +162,12 @@ def effort(ours: Hello, theirs: Hello) -> tuple[int, float]:
 
 def send(sock: socket.socket, message: Message) -> None:
     data = msgspec.msgpack.encode(message)
-    wire.send(sock, _LENGTH.pack(len(data)) + data, time.monotonic() + ANSWER_SECONDS)
+    wire.send(sock, frames.framed(data), time.monotonic() + ANSWER_SECONDS)
 
 
 def receive(sock: socket.socket, seconds: float) -> Message:
-    deadline = time.monotonic() + seconds
-    (length,) = _LENGTH.unpack(wire.receive(sock, _LENGTH.size, deadline))
-    if length > MAX_FRAME:
-        raise ProtocolError("a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length))
     try:
-        return _decoder.decode(wire.receive(sock, length, deadline))
+        return _decoder.decode(frames.receive(sock, MAX_FRAME, time.monotonic() + seconds))
     except (msgspec.DecodeError, RecursionError) as exc:
         raise ProtocolError(f"not a message between doctors: {exc}") from exc
 

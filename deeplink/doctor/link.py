@@ -17,7 +17,7 @@ from deeplink.doctor.model import Finding, Section, reason_of
 from deeplink.doctor.subject import Subject
 from deeplink.doctor.transports import describe, judge
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Reason
-from deeplink.kvconnector import wire
+from deeplink.kvconnector import greeting, wire
 from deeplink.kvconnector.contract import place
 from deeplink.kvconnector.listener import Listener
 from deeplink.plugins import Plugins
@@ -68,7 +68,7 @@ def _call(config: Config, secret: bytes, host: str, port: int, ours: Kit) -> Mee
     sock = wire.connect(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", deadline)
     try:
         tls = kit.load_tls(config)
-        sock = wire.greet(sock, secret, exchange.PURPOSE, server=False, deadline=deadline, tls=tls)
+        sock = greeting.greet(sock, secret, exchange.PURPOSE, server=False, deadline=deadline, tls=tls)
         return calling.call(sock, ours)
     finally:
         sock.close()

@@ -16,7 +16,7 @@ from deeplink.doctor.model import Finding, Section, Standing
 from deeplink.doctor.subject import Effort, Subject
 from deeplink.doctor.trial import Trial
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, Reason
-from deeplink.kvconnector import wire
+from deeplink.kvconnector import greeting, wire
 from deeplink.kvconnector.contract import place
 from deeplink.kvconnector.transport.base import Transport
 from deeplink.plugins import Plugins
@@ -65,7 +65,7 @@ def _try(config: Config, secret: bytes, effort: Effort, ours: Kit) -> Meeting | 
             deadline = time.monotonic() + exchange.ANSWER_SECONDS
             sock = wire.connect(other.address, deadline)
             try:
-                sock = wire.greet(sock, secret, exchange.PURPOSE, server=False, deadline=deadline)
+                sock = greeting.greet(sock, secret, exchange.PURPOSE, server=False, deadline=deadline)
                 meeting = calling.call(sock, ours)
             finally:
                 sock.close()

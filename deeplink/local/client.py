@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from deeplink import bounded
 from deeplink.errors import LocalError
 from deeplink.local import completion
 from deeplink.local.unreached import unreached
@@ -122,9 +124,7 @@ def _cut(sock: socket.socket) -> None:
 
 
 def _whole(response: http.client.HTTPResponse, limit: int, where: str) -> bytes:
-    content = b""
-    while len(content) <= limit and (piece := response.read1(limit + 1 - len(content))):
-        content += piece
+    content = bounded.read(response, limit, math.inf)  # the connection is cut when it is time
     if len(content) > limit:
         raise LocalError(f"{where} answered with more than {limit} bytes")
     return content

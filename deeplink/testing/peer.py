@@ -10,7 +10,6 @@ It reads the secret in hex, then commands; each is answered by one line.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pkgutil import resolve_name
 
 import numpy as np
 
@@ -97,12 +96,6 @@ def peer(factory: str, secret: bytes, host: str = "127.0.0.1") -> Iterator[Peer]
         made.end()
 
 
-def load(factory: str) -> Any:
-    """What ``module:attribute`` names."""
-    module, _, attribute = factory.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 def main(factory: str, host: str) -> None:
     """The process itself."""
     # What a library prints goes elsewhere, or it would pass for an answer.
@@ -112,7 +105,7 @@ def main(factory: str, host: str) -> None:
     def answer(text: str) -> None:
         print(text, file=answers, flush=True)
 
-    transport: Transport = load(factory)(host, bytes.fromhex(sys.stdin.readline()))
+    transport: Transport = resolve_name(factory)(host, bytes.fromhex(sys.stdin.readline()))
     answer(transport.address)
     kept = []
     for line in sys.stdin:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pkgutil import resolve_name
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 from deeplink.errors import DeeplinkError
 from deeplink.kvconnector.transport.base import Link, Transport
-from deeplink.testing.peer import Peer, load, peer
+from deeplink.testing.peer import Peer, peer
 
 SECRET = b"a secret for tests only, 32 byte"
 BLOCK = 32 << 10
@@ -75,7 +76,7 @@ class TransportFixtures:
         made: list[Transport] = []
 
         def _start(secret: bytes = SECRET) -> Transport:
-            made.append(load(self.factory)("127.0.0.1", secret))
+            made.append(resolve_name(self.factory)("127.0.0.1", secret))
             return made[-1]
 
         yield _start

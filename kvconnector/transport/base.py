@@ -98,6 +98,9 @@ class PostingLink(Link, Protocol):
 
 
 class Transport(Protocol):
+    """What the factory makes that a plugin registers: called with the host at which peers reach this one and the secret
+    that all engines share, and raising whatever keeps it from working here. Any thread may call any method."""
+
     name: str
     capabilities: Capabilities
 
@@ -114,8 +117,13 @@ class Transport(Protocol):
         Raises whatever keeps the transport from being used. Memory outside may cost a registration each time.
         """
 
-    def register(self, memory: memoryview) -> Region: ...
+    def register(self, memory: memoryview) -> Region:
+        """From now on a peer that has the region's key may write there, and nowhere else. The key cannot be guessed,
+        and is another each time."""
 
-    def connect(self, address: str, deadline: float) -> Link: ...
+    def connect(self, address: str, deadline: float) -> Link:
+        """To the transport that states this `address`. Raises PeerGone where none answers, Refused where it has another
+        secret, or DeadlineExceeded (monotonic seconds)."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends all links, ours to others and theirs to us, and accepts no more. What is pushed over them fails."""

@@ -26,7 +26,7 @@ import time
 import weakref
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, Refused
-from deeplink.kvconnector import wire
+from deeplink.kvconnector import greeting, wire
 from deeplink.kvconnector.arena import Lent
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.transport import talk
@@ -82,7 +82,7 @@ class OneSided:
         sock = wire.connect(address, deadline)
         session: Session | None = None
         try:
-            wire.greet(sock, self._secret, self._purpose, server=False, deadline=deadline)
+            greeting.greet(sock, self._secret, self._purpose, server=False, deadline=deadline)
             session = self._library.session(serving=False)
             talk.send(sock, talk.Hello(session.describe()), deadline)
             session.meet(talk.expect(sock, talk.Hello, deadline).description)

@@ -91,6 +91,7 @@ def _array(numbers: list[int]) -> Addresses:
 
 
 def read(pushes: Sequence[Push]) -> Wanted:
+    """Regions are numbered as they come. A push of no bytes counts for its region's span, which its owner checks."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys([push.key for push in pushes]))}
     sources = [push.source for push in pushes]
     length = _array([source.nbytes for source in sources])

@@ -25,7 +25,7 @@ import numpy as np
 
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, Refused
 from deeplink.hookspecs import hookimpl
-from deeplink.kvconnector import arena, contract, wire
+from deeplink.kvconnector import arena, contract, greeting, wire
 from deeplink.kvconnector.arena import Foreign, Loan
 from deeplink.kvconnector.inbox import Inbox
 from deeplink.kvconnector.listener import Listener
@@ -179,7 +179,7 @@ class ShmTransport:
             raise PeerGone(f"{address} is not on this host, or in another network namespace ({self._place})")
         sock = _dial(address.rpartition("/")[2], deadline)
         try:
-            wire.greet(sock, self._secret, PURPOSE, server=False, deadline=deadline)
+            greeting.greet(sock, self._secret, PURPOSE, server=False, deadline=deadline)
             slots = ring.receive(sock, deadline)
             staging = self._staging
             if staging is None or staging.arena is None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import socket
-import struct
 from typing import Annotated, TypeVar
 
 import msgspec
 
 from deeplink.errors import ProtocolError, Refused
-from deeplink.kvconnector import wire
+from deeplink.kvconnector import frames, wire
 
 MAX_FRAME = 1 << 20
-_LENGTH = struct.Struct("<I")
 
 Key = Annotated[bytes, msgspec.Meta(max_length=64)]
 Offset = Annotated[int, msgspec.Meta(ge=0)]
@@ -63,15 +61,12 @@ def send(sock: socket.socket, message: Message, deadline: float) -> None:
     data = _encoder.encode(message)
     if len(data) > MAX_FRAME:
         raise ProtocolError("a push into too many regions", field="length", ours=str(len(data)), theirs=str(MAX_FRAME))
-    wire.send(sock, _LENGTH.pack(len(data)) + data, deadline)
+    wire.send(sock, frames.framed(data), deadline)
 
 
 def receive(sock: socket.socket, deadline: float) -> Message:
-    (length,) = _LENGTH.unpack(wire.receive(sock, _LENGTH.size, deadline))
-    if length > MAX_FRAME:
-        raise ProtocolError("a frame larger than the limit", field="length", ours=str(MAX_FRAME), theirs=str(length))
     try:
-        return _decoder.decode(wire.receive(sock, length, deadline))
+        return _decoder.decode(frames.receive(sock, MAX_FRAME, deadline))
     except (msgspec.DecodeError, RecursionError) as exc:
         raise ProtocolError(f"not a message of a transport: {exc}") from exc
 

@@ -19,7 +19,7 @@ import xxhash
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.hookspecs import hookimpl
-from deeplink.kvconnector import compiled, wire
+from deeplink.kvconnector import compiled, greeting, wire
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.transport import answer
@@ -188,7 +188,7 @@ class TcpTransport:
         try:
             if _same_host(sock):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_BUFFER)
-            return wire.greet(sock, self._secret, PURPOSE, server=False, deadline=deadline, tls=self._tls)
+            return greeting.greet(sock, self._secret, PURPOSE, server=False, deadline=deadline, tls=self._tls)
         except OSError as exc:
             sock.close()
             raise PeerGone(f"the connection to {address} broke: {exc}") from exc

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deeplink.errors import Refused
-from deeplink.kvconnector.prompt import prompt_digest
+from deeplink.kvconnector.prompt import not_handed_over, prompt_digest
 
 
 def identity(req: Any) -> bytes:
@@ -18,13 +17,7 @@ def identity(req: Any) -> bytes:
         ("return_sampling_mask", req.return_sampling_mask),
     ):
         if value is not None and value is not False:
-            raise Refused(
-                "a request of this kind is not handed over by this release",
-                field=field,
-                ours="set",
-                theirs="not set",
-                remedy="send it to an engine that serves it alone",
-            )
+            raise not_handed_over(field)
     extra = [f"salt={req.cache_salt}"] if req.cache_salt else []
     if req.extra_key:
         extra.append(f"sglang={req.extra_key}")

@@ -15,6 +15,7 @@ This module is imported by every vLLM process, wanted or not, so it imports noth
     orders      what the scheduler half tells the worker half each step
     termination the signal that ends an engine
     identity    which prompt a request is
+    changes     calls that give a running engine other weights
     stats       what has happened, through vLLM's own metrics
     versions    what each version of vLLM has of its own, and which of them runs here
     adapter     vLLM's cache tensors and model config -> cache, layout and contract

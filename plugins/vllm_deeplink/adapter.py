@@ -98,6 +98,12 @@ def _read_group(
     place: Place,
 ) -> Group:
     names, spec = layer_names(group), group.kv_cache_spec
+    if not names:
+        raise LayoutError(
+            "a part of the pipeline that has no layer of one of the model's cache groups",
+            field="pipeline-parallel-size",
+            remedy="use tensor parallelism, or parts that have layers of every kind",
+        )
     blocks, heads, block_size, content = tensors[names[0]].shape
     (dtype,) = {_dtype(vllm_config, name, tensors[name]) for name in names}
     if block_size != spec.block_size:

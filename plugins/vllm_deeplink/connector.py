@@ -31,14 +31,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+from vllm.platforms import current_platform
 
 from deeplink import config, secret
+from deeplink.errors import Refused
 from deeplink.kvconnector import contract as co
 from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.registration import Presence, Registration
 from deeplink.kvconnector.tls import Tls
 from deeplink.kvconnector.watching import Watching
-from vllm_deeplink import adapter, supported, termination, versions
+from vllm_deeplink import adapter, changes, supported, termination, versions
 from vllm_deeplink.early import EarlyClaims
 from vllm_deeplink.orders import Orders, RankContract
 from vllm_deeplink.stats import DeepLinkPromMetrics, DeepLinkStats
@@ -69,7 +71,7 @@ Reports: Any = VERSION.reports
 class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        supported.check(vllm_config, kv_cache_config, VERSION.speculation, replicas=VERSION.replicas)
+        supported.check(vllm_config, kv_cache_config, VERSION, cpu=current_platform.is_cpu())
         VERSION.check_groups(len(kv_cache_config.kv_cache_groups))
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._settings = config.load(extra.get("config"))
@@ -95,6 +97,7 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
                 vllm_config.model_config.max_model_len,
             )
             self._scheduler = SchedulerHalf(self._secret, vllm_config.kv_transfer_config.engine_id, early)
+            changes.watch(self._weights_changed)
         else:
             from vllm_deeplink.worker import WorkerHalf
 
@@ -148,6 +151,24 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         return self._scheduler.finished(request), None
+
+    def _weights_changed(self, method: str) -> None:
+        """A method of the workers' is about to be called that may load other weights, and the contract says which ones
+        the cache is of."""
+        assert self._scheduler is not None
+        changes.forget(self._weights_changed)
+        why = Refused(
+            "the engine's weights may be others than those that it was started with",
+            field="model.weights",
+            ours=f"after a call of {method}",
+            remedy="start the engine again with the weights that it is to serve",
+        )
+        log.error("deeplink hands nothing over any more: %s", why)
+        self._scheduler.withdraw(why)
+        if self._registration is not None:
+            self._registration.end_soon()
+        if self._control is not None:
+            self._control.close()
 
     # -- metrics ---------------------------------------------------------------------------------------------
 
@@ -203,6 +224,7 @@ class DeepLinkConnector(Reports, KVConnectorBase_V1, SupportsHMA):
         """Nothing to save per layer: a chunk is staged whole, after the forward pass."""
 
     def shutdown(self) -> None:
+        changes.forget(self._weights_changed)
         if self._registration is not None:
             self._registration.close()
         if self._watching is not None:

@@ -51,10 +51,12 @@ def install() -> None:
         _complete(self)
         made = create_engine_config(self, *arguments, **options)
         if (extra := beside.settings(made.kv_transfer_config)) is not None:
-            from vllm_deeplink import supported, versions  # not every process comes here
+            from vllm.platforms import current_platform  # not every process comes here
+
+            from vllm_deeplink import supported, versions
 
             replicas = made.parallel_config.data_parallel_size
-            supported.check_parallel(made.parallel_config, replicas == 1 or versions.current().replicas)
+            supported.check_parallel(made, versions.current(), cpu=current_platform.is_cpu())
             _check_ports(int(extra.get("control_port", 0)), replicas)
             extra["replicas"] = replicas
         _leave_at_exit(made.kv_transfer_config)

@@ -1,7 +1,8 @@
 """Which prompt a request of vLLM is: its tokens, and what vLLM keys its blocks by beside them.
 
 vLLM keys by an adapter's name and path, which say nothing between two hosts; here it is the adapter's own weights and
-settings. Media go by vLLM's hash of them and their place in the prompt, as they do there.
+settings. vLLM reads an adapter's files once, and its cache outlives them, so an adapter whose files have changed since
+has no identity. Media go by vLLM's hash of them and their place in the prompt, as they do there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 SETTINGS = "adapter_config.json"
 
+Stamps = tuple[tuple[int, int], ...]
+"""The state that an adapter's files are in: of each the time of its last change, and its size."""
+
+_first: dict[Path, Stamps] = {}
+"""In which state an adapter's files were when this process first heard of it, which is before vLLM reads them."""
+
 
 def identity(request: Request) -> bytes:
     """Raises Refused for what has no identity that another engine could know: embeddings, unreadable adapters."""
@@ -39,13 +46,21 @@ def identity(request: Request) -> bytes:
     return prompt_digest(request.prompt_token_ids or (), extra)
 
 
+def note(request: LoRARequest) -> None:
+    """vLLM is about to load this adapter."""
+    try:
+        folder = Path(request.lora_path).expanduser()
+        _first.setdefault(folder, _stamps(folder))
+    except OSError:
+        pass  # vLLM says so itself, and a prompt with it is refused
+
+
 def adapter(request: LoRARequest) -> str:
     """What an adapter does to the cache: a fingerprint of its weights, and its settings. Raises Refused."""
     try:
         folder = Path(request.lora_path).expanduser()
-        files = (*sorted(folder.glob("*.safetensors")), folder / SETTINGS)
-        stamps = tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-        return _adapter(folder, stamps)
+        stamps = _stamps(folder)
+        found = _adapter(folder, stamps)
     except (ConfigError, OSError) as exc:
         raise Refused(
             f"the adapter {request.lora_name} cannot be told from others: {exc}",
@@ -53,10 +68,23 @@ def adapter(request: LoRARequest) -> str:
             ours=request.lora_path,
             remedy=f"give it as a folder of safetensors with its {SETTINGS}",
         ) from exc
+    if _first.setdefault(folder, stamps) != stamps:
+        raise Refused(
+            f"the files of the adapter {request.lora_name} have changed since this engine loaded it",
+            field="lora",
+            ours=request.lora_path,
+            remedy="give the new one as another folder, under another name, or start the engine again",
+        )
+    return found
+
+
+def _stamps(folder: Path) -> Stamps:
+    files = (*sorted(folder.glob("*.safetensors")), folder / SETTINGS)
+    return tuple((file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
 @lru_cache(maxsize=256)
-def _adapter(folder: Path, stamps: tuple[tuple[int, int], ...]) -> str:
+def _adapter(folder: Path, stamps: Stamps) -> str:
     """Read once for each state that its files are in, which `stamps` are."""
     settings = hashlib.blake2b((folder / SETTINGS).read_bytes(), digest_size=16).hexdigest()
     return f"{weights.fingerprint(folder)} {settings}"

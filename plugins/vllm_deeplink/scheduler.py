@@ -70,6 +70,22 @@ class SchedulerHalf:
         self._orders = Orders()
         self._held: dict[str, int] = {}
         self._told = 0
+        self._withdrawn: DeeplinkError | None = None
+
+    def withdraw(self, why: DeeplinkError) -> None:
+        """Offer and load nothing from now on. What is under way is given up, but for prompts that are prefilled."""
+        self._withdrawn = why
+        for name, producing in list(self._producing.items()):
+            if not producing.opened:
+                del self._producing[name]
+                self._orders.withheld.append(Withhold(producing.ticket.handoff, why.reason()))
+            elif not producing.filled:
+                self._orders.aborts.append(producing.ticket.handoff)
+        for consuming in self._consuming.values():
+            if consuming.phase in ("new", "matched"):
+                consuming.denial = consuming.denial or why
+            elif consuming.phase == "loading" and consuming.order is not None and consuming.denial is None:
+                self._orders.cancels.append(consuming.order)
 
     def match(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond the `computed` ones come from outside, and whether they come asynchronously. None: ask
@@ -126,6 +142,8 @@ class SchedulerHalf:
             if (producing := self._producing.get(name)) is not None:
                 producing.tables, producing.filled = [], False
                 self._orders.lost.append(producing.ticket.handoff)
+                if self._withdrawn is not None:
+                    self._orders.aborts.append(producing.ticket.handoff)
         for new in output.scheduled_new_reqs:
             if (producing := self._producing.get(new.req_id)) is not None:
                 producing.tables = [list(blocks) for blocks in new.block_ids]
@@ -179,7 +197,7 @@ class SchedulerHalf:
         return DeepLinkStats.of(blocks=held)
 
     def _fill(self, name: str, producing: _Producing, computed: int, output: SchedulerOutput) -> None:
-        if producing.filled:
+        if producing.filled or self._withdrawn is not None:
             return
         if not producing.opened:
             producing.opened = True
@@ -207,6 +225,9 @@ class SchedulerHalf:
             ticket = tickets.verify(parameters.get("ticket"), self._secret)
         except TicketRefused:
             return
+        if self._withdrawn is not None:
+            self._orders.withheld.append(Withhold(ticket.handoff, self._withdrawn.reason()))
+            return
         try:
             prompt = identity(request)
         except Refused as exc:
@@ -227,7 +248,7 @@ class SchedulerHalf:
         except TicketRefused as exc:
             consuming = _Consuming(None, exc, None)
         else:
-            denial: DeeplinkError | None = None
+            denial = self._withdrawn
             if ticket.consumer != self._epoch:
                 denial = tickets.other_epoch(self._epoch, ticket.consumer)
             prompt = b""

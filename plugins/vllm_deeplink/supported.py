@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from deeplink.errors import ConfigError
 from deeplink.kvconnector.negotiate import FULL, SLIDING
 
 if TYPE_CHECKING:
-    from vllm.config import ParallelConfig, VllmConfig
+    from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from vllm_deeplink.versions.version import Version
 
 KINDS = {"FullAttentionSpec": FULL, "SlidingWindowSpec": SLIDING}
 """vLLM's kinds of cache and ours."""
 
+NOT_COMPILED = 0
+"""vLLM's CompilationMode.NONE: eager mode, or LoRA on a CPU."""
 
-def check(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, speculation: Collection[str], *, replicas: bool
-) -> None:
-    """`speculation` are the ways to speculate that this vLLM is tested with; `replicas` says whether it is with several
-    of them. Raises ConfigError."""
-    check_parallel(vllm_config.parallel_config, replicas)
+
+def check(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, version: Version, *, cpu: bool) -> None:
+    """`cpu`: whether it computes on one. Raises ConfigError."""
+    check_parallel(vllm_config, version, cpu=cpu)
     for group in kv_cache_config.kv_cache_groups:
         # Exactly these kinds: others derive from them and mean something else (latent vectors, states, chunks).
         kind = type(group.kv_cache_spec).__name__
@@ -48,28 +49,32 @@ def check(
             theirs="not set",
             remedy="start this engine without it, and again for other weights",
         )
+    if getattr(vllm_config.model_config, "enable_sleep_mode", False):
+        raise ConfigError(
+            "an engine that sleeps gives away the memory of its cache, with what is being handed over",
+            field="enable-sleep-mode",
+            ours="True",
+            theirs="False",
+            remedy="start this engine without it",
+        )
     speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method not in speculation:
+    if speculative is not None and speculative.method not in version.speculation:
         raise ConfigError(
             "this release does not hand over the cache that speculation may have of its own, and without it the decode "
             "engine would speculate from nothing",
             field="speculative-config.method",
             ours=str(speculative.method),
-            theirs=", ".join(("none", *speculation)),
+            theirs=", ".join(("none", *version.speculation)),
             remedy="start both engines without it",
         )
 
 
-def check_parallel(parallel: ParallelConfig, replicas: bool) -> None:
-    """Known before an engine is made. `replicas`: whether this vLLM is tested with several. Raises ConfigError."""
+def check_parallel(vllm_config: VllmConfig, version: Version, *, cpu: bool) -> None:
+    """Known before an engine is made. Raises ConfigError."""
+    parallel = vllm_config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        _check_pipeline(vllm_config, version, cpu)
     for field, value, why, remedy in (
-        # On CPU, the only place where this could be tried, vLLM 0.32 itself ends at the first request with a pipeline.
-        (
-            "pipeline-parallel-size",
-            parallel.pipeline_parallel_size,
-            "a pipeline could not be tried yet",
-            "use tensor parallelism",
-        ),
         (
             "decode-context-parallel-size",
             parallel.decode_context_parallel_size,
@@ -88,7 +93,7 @@ def check_parallel(parallel: ParallelConfig, replicas: bool) -> None:
     # Where the model has no experts, each replica takes itself for the only one, but for its index.
     size = max(parallel.data_parallel_size, 1 + getattr(parallel, "data_parallel_index", 0))
     one_each = "start one engine for each replica; the router shares requests among engines"
-    if size > 1 and not replicas:
+    if size > 1 and not version.replicas:
         raise _refused("data-parallel-size", size, "1", "several replicas were not tried with this vLLM", one_each)
     if size > 1 and getattr(parallel, "is_moe_model", None) is not False:
         why = "replicas of a model with experts take their steps together, which was not tried"
@@ -101,6 +106,26 @@ def check_parallel(parallel: ParallelConfig, replicas: bool) -> None:
     ):
         if size > 1 and value != only:
             raise _refused(field, value, only, "replicas were tried only behind one API on one host", one_each)
+
+
+def _check_pipeline(vllm_config: VllmConfig, version: Version, cpu: bool) -> None:
+    """The model runner keeps what one part of a pipeline sends to the next in tensors that it makes while it warms up.
+    On a CPU vLLM (0.27 to 0.32) leaves that out where nothing is compiled, and its pipeline ends at the first request,
+    with ``assert self.intermediate_tensors is not None`` in ``GPUModelRunner.sync_and_gather_intermediate_tensors``.
+    """
+    size = vllm_config.parallel_config.pipeline_parallel_size
+    if not version.pipelines:
+        why = f"pipelines were not tried with vLLM {version.name}"
+        raise _refused("pipeline-parallel-size", size, "1", why, "use tensor parallelism")
+    if cpu and int(vllm_config.compilation_config.mode) == NOT_COMPILED:
+        raise ConfigError(
+            "on CPUs vLLM's own pipeline ends at the first request where nothing is compiled, as in eager mode and "
+            "with LoRA",
+            field="pipeline-parallel-size",
+            ours=f"{size}, not compiled",
+            theirs="1, or compiled",
+            remedy="start it without --enforce-eager and --enable-lora, or use tensor parallelism",
+        )
 
 
 def _refused(field: str, ours: object, theirs: object, why: str, remedy: str) -> ConfigError:

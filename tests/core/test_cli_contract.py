@@ -260,7 +260,7 @@ def test_something_else_answers(answer: Callable[[int, bytes], str], status: int
 
 def test_https_is_not_spoken_in_the_clear(answer: Callable[[int, bytes], str]) -> None:
     url = answer(200, co.encode(PREFILL)).replace("http:", "https:")
-    unreadable(run("show", "a", config(a=url)), "a: local_error", "SSL")
+    unreadable(run("show", "a", config(a=url)), "a: local_error", "over TLS")
 
 
 def test_an_answer_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_an_answer_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
         threading.Thread(target=drip, daemon=True).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        unreadable(run("show", "a", config(a=url)), "a: local_error", "within 0.5 seconds")
+        unreadable(run("show", "a", config(a=url)), "a: local_error", "did not answer within 0.5 s")
 
 
 def test_both_places_are_named() -> None:

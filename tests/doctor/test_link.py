@@ -23,7 +23,7 @@ from deeplink.doctor.exchange import Done, Give, Hello, Kit, Meeting, Message, P
 from deeplink.doctor.model import diagnose
 from deeplink.doctor.subject import Effort
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, Reason
-from deeplink.kvconnector import wire
+from deeplink.kvconnector import greeting, wire
 from deeplink.kvconnector.listener import Listener
 from deeplink.plugins import DISABLE, ONLY
 
@@ -306,7 +306,9 @@ def hello(**fields: object) -> Hello:
 
 
 def greeted(address: str) -> socket.socket:
-    return wire.greet(wire.connect(address, deadline()), SECRET, exchange.PURPOSE, server=False, deadline=deadline())
+    return greeting.greet(
+        wire.connect(address, deadline()), SECRET, exchange.PURPOSE, server=False, deadline=deadline()
+    )
 
 
 @pytest.fixture

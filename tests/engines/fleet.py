@@ -43,6 +43,7 @@ _TINY = {
 _PATTERN = ["sliding_attention", "sliding_attention", "full_attention"]
 TINY_MODELS: dict[str, dict[str, Any]] = {
     "four-heads": {**_TINY, "model_type": "llama", "num_key_value_heads": 4},
+    "other-weights": {**_TINY, "model_type": "llama", "num_key_value_heads": 4, "seed": 1},
     "one-head": {**_TINY, "model_type": "llama", "num_key_value_heads": 1},
     "hybrid": {
         **_TINY,
@@ -254,6 +255,17 @@ class Fleet:
             self._processes.append(one.process)
         wait_all_ready([one.process for one in running], START_SECONDS)
 
+    @contextlib.contextmanager
+    def running(self, *running: Running) -> Iterator[None]:
+        """Start them, and stop them whatever happens: what a test that failed leaves running takes memory from all that
+        come after it."""
+        try:
+            self.start(*running)
+            yield
+        finally:
+            for one in running:
+                one.process.stop()
+
     def restart(self, running: Running) -> None:
         """Start a new incarnation on the same ports."""
         old = running.process
@@ -270,12 +282,19 @@ class Fleet:
             lines += ["[[engines]]", f'name = "{one.engine.name}"', f'url = "{one.url}"']
         return self.router_of(port, lines).url
 
-    def registry_router(self, key: str) -> str:
-        """The router that engines may register with, of operators with this key; its URL."""
-        keys = self.folder / "operators"
+    def registry_router(self, key: str, port: int = 0) -> str:
+        """A router that engines may register with, of operators with this key; its URL. By default it is the one that
+        the engines of the session register with."""
+        port = port or self.registry
+        keys = self.folder / f"operators-{port}"
         keys.write_text(key)
-        lines = ["[router]", f"port = {self.registry}", f'admin_keys_file = "{keys}"']
-        return self.router_of(self.registry, lines).url
+        lines = ["[router]", f"port = {port}", f'admin_keys_file = "{keys}"']
+        return self.router_of(port, lines).url
+
+    def registered(self, router: str, key: str) -> dict[str, Any]:
+        """What the router knows of the engines that have registered with it, by their names."""
+        found = http(f"{router}/deeplink/v1/engines", token=key, seconds=10).json["engines"]
+        return {engine["name"]: engine for engine in found}
 
     def router_of(self, port: int, lines: list[str]) -> Process:
         """A router with this deeplink.toml."""
@@ -350,14 +369,14 @@ def records(prefill: Running, decode: Running, name: str) -> tuple[dict[str, Any
         time.sleep(0.05)
 
 
-def exact(prefill: Running, decode: Running, tokens: int, seed: int) -> None:
-    """A prompt of so many tokens is handed over: all but the last are loaded, the answer is that of decode alone, and
-    nothing is held after."""
-    body = completion(prompt(tokens, seed=seed), 32)
+def exact(prefill: Running, decode: Running, tokens: int, seed: int, answer: int = 32) -> None:
+    """A prompt of so many tokens is handed over: all but the last are loaded, the tokens of the answer are those of
+    decode alone, and nothing is held after."""
+    body = completion(prompt(tokens, seed=seed), answer)
     before = decode.loaded_tokens
-    answer, name = hand_over(prefill, decode, body)
+    said, name = hand_over(prefill, decode, body)
     assert decode.loaded_tokens - before == tokens - 1
-    assert token_ids(answer) == token_ids(decode.alone(body))
+    assert token_ids(said) == token_ids(decode.alone(body))
     quiet(prefill, decode)
     ours, theirs = prefill.handoff(name), decode.handoff(name)
     assert (ours["state"], theirs["state"]) == ("drained", "loaded")

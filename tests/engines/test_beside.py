@@ -55,10 +55,8 @@ def beside(fleet: Fleet) -> Iterator[tuple[Running, Running, Running]]:
         kv_mib=64,
         flags=(*FEW, "--kv-transfer-config", json.dumps(by_hand)),
     )
-    fleet.start(prefill, decode, other)
-    yield prefill, decode, other
-    for one in (prefill, decode, other):
-        one.process.stop()
+    with fleet.running(prefill, decode, other):
+        yield prefill, decode, other
 
 
 def crowd_out(engine: Running, seed: int) -> None:

@@ -22,10 +22,8 @@ def halves(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
     consent.write_text('[kv]\ncasts = ["float32->float16", "bfloat16->float16"]\non_failure = "recompute"\n')
     prefill = fleet.prepare("bf16", "prefill", block_size=64, dtype="bfloat16")
     decode = fleet.prepare("fp16", "decode", block_size=32, dtype="float16", config=consent)
-    fleet.start(prefill, decode)
-    yield prefill, decode
-    prefill.process.stop()
-    decode.process.stop()
+    with fleet.running(prefill, decode):
+        yield prefill, decode
 
 
 def close(prefill: Running, decode: Running, tokens: int, seed: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from fleet import VERSIONS, Fleet, Pair, completion, http, prompt, quiet, token_ids
@@ -16,7 +18,8 @@ FEW = ("--num-gpu-blocks-override", "24", "--max-model-len", "1024")
 TOKEN_BYTES = 4 * 2 * 4 * 32 * 4
 
 
-def narrow(fleet: Fleet, version: str) -> Pair:
+@contextmanager
+def narrow(fleet: Fleet, version: str) -> Iterator[Pair]:
     """Of the decode engine's 23 blocks of 64 tokens a request of the greatest length needs 16, so that early claims may
     hold 7. The prefill engine has room for 256 tokens in staging."""
     config = fleet.folder / "narrow.toml"
@@ -24,8 +27,8 @@ def narrow(fleet: Fleet, version: str) -> Pair:
     more = {"model": fleet.tiny("four-heads"), "kv_mib": 64, "version": version}
     prefill = fleet.prepare(f"early-p-{version}", "prefill", block_size=32, flags=SHORT, config=config, **more)
     decode = fleet.prepare(f"early-d-{version}", "decode", block_size=64, flags=FEW, **more)
-    fleet.start(prefill, decode)
-    return Pair(fleet, prefill, decode, fleet.router(prefill, decode, dispatch="together"))
+    with fleet.running(prefill, decode):
+        yield Pair(fleet, prefill, decode, fleet.router(prefill, decode, dispatch="together"))
 
 
 def test_a_claim_holds_nothing_before_its_prefill_has_begun(pair: Pair) -> None:
@@ -73,7 +76,5 @@ def many(pair: Pair, requests: int, seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS)
 def test_more_than_there_is_room_for(fleet: Fleet, version: str) -> None:
-    made = narrow(fleet, version)
-    many(made, 16, seed=9200)
-    made.prefill.process.stop()
-    made.decode.process.stop()
+    with narrow(fleet, version) as made:
+        many(made, 16, seed=9200)

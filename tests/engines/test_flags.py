@@ -61,7 +61,11 @@ MISTAKES: list[tuple[list[str] | dict[str, Any], dict[str, str], str]] = [
     ({"additional_config": {"deeplink": {"router": "http://r"}}}, {}, "nothing is known of where this engine's API is"),
     ([], {"DEEPLINK_PLATFORM": "deeplink", "DEEPLINK_CONTROL_PORT": "http"}, "DEEPLINK_CONTROL_PORT is not a port"),
     (["--platform", "deeplink", "--deeplink-config", "/nowhere.toml"], {}, "cannot read /nowhere.toml"),
-    (["--platform", "deeplink", "--pipeline-parallel-size", "2"], {}, "only with a pipeline-parallel-size of 1"),
+    (
+        ["--platform", "deeplink", "--pipeline-parallel-size", "2", "--enforce-eager"],
+        {},
+        "vLLM's own pipeline ends at the first request",
+    ),
     (["--platform", "deeplink", "--data-parallel-size", "2", "--data-parallel-size-local", "1"], {}, "on one host"),
     (["--additional-config", '{"deeplink": {"rol": 1}}'], {}, "there is no such setting"),
     (

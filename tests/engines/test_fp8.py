@@ -33,10 +33,8 @@ def engines(fleet: Fleet) -> Iterator[tuple[Running, Running, Running]]:
     """Two of e4m3, and one with the model's own float32."""
     prefill, decode = start(fleet, DEFAULT, "fp8")
     wide = fleet.prepare("fp8-wide", "both", model=fleet.tiny("four-heads"), kv_mib=64, block_size=64)
-    fleet.start(prefill, decode, wide)
-    yield prefill, decode, wide
-    for one in (prefill, decode, wide):
-        one.process.stop()
+    with fleet.running(prefill, decode, wide):
+        yield prefill, decode, wide
 
 
 def exact(prefill: Running, decode: Running, tokens: int, seed: int, *, alone: bool = True) -> None:
@@ -77,13 +75,12 @@ def test_a_wider_cache_has_room_for_every_value(engines: tuple[Running, Running,
 def test_a_narrower_one_needs_consent(fleet: Fleet, engines: tuple[Running, Running, Running], matrix: Matrix) -> None:
     _, decode, _ = engines
     wide = fleet.prepare("fp8-wide-p", "prefill", model=fleet.tiny("four-heads"), kv_mib=64, block_size=64)
-    fleet.start(wide)
-    answer = http(fleet.router(wide, decode) + "/v1/completions", completion(prompt(100, seed=9850)))
-    assert (answer.status, answer.error["code"]) == (503, "contract_refused")
-    assert (answer.error["ours"], answer.error["theirs"]) == ("float32", "float8_e4m3fn")
-    quiet(wide, decode, seconds=0.5)
-    matrix.record(wide.contract, decode.contract, f"refused ({answer.error['field']})")
-    wide.process.stop()
+    with fleet.running(wide):
+        answer = http(fleet.router(wide, decode) + "/v1/completions", completion(prompt(100, seed=9850)))
+        assert (answer.status, answer.error["code"]) == (503, "contract_refused")
+        assert (answer.error["ours"], answer.error["theirs"]) == ("float32", "float8_e4m3fn")
+        quiet(wide, decode, seconds=0.5)
+        matrix.record(wide.contract, decode.contract, f"refused ({answer.error['field']})")
 
 
 @pytest.mark.parametrize(
@@ -91,9 +88,7 @@ def test_a_narrower_one_needs_consent(fleet: Fleet, engines: tuple[Running, Runn
 )
 def test_other_types_and_versions(fleet: Fleet, matrix: Matrix, version: str, kind: str) -> None:
     prefill, decode = start(fleet, version, kind)
-    fleet.start(prefill, decode)
-    for tokens in (5, 130, 900):
-        exact(prefill, decode, tokens, seed=9900 + tokens)
-    matrix.record(prefill.contract, decode.contract, "exact")
-    prefill.process.stop()
-    decode.process.stop()
+    with fleet.running(prefill, decode):
+        for tokens in (5, 130, 900):
+            exact(prefill, decode, tokens, seed=9900 + tokens)
+        matrix.record(prefill.contract, decode.contract, "exact")

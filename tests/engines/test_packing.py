@@ -20,10 +20,8 @@ NEAR_TIE = 0.35
 def packed(fleet: Fleet) -> Iterator[Pair]:
     prefill = fleet.prepare("plain", "prefill", block_size=64, dtype="bfloat16", env={"DEEPLINK_TESTING_ISA": "vec"})
     decode = fleet.prepare("amx", "decode", block_size=128, dtype="bfloat16", env={"DEEPLINK_TESTING_ISA": "amx"})
-    fleet.start(prefill, decode)
-    yield Pair(fleet, prefill, decode, fleet.router(prefill, decode, dispatch="together"))
-    prefill.process.stop()
-    decode.process.stop()
+    with fleet.running(prefill, decode):
+        yield Pair(fleet, prefill, decode, fleet.router(prefill, decode, dispatch="together"))
 
 
 def test_the_packings_differ(packed: Pair) -> None:

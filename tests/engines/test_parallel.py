@@ -19,10 +19,8 @@ def unequal(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[tuple[Runn
     two = fleet.prepare(
         f"{request.param}-tp2", "both", model=model, block_size=128, kv_mib=64, flags=("--tensor-parallel-size", "2")
     )
-    fleet.start(one, two)
-    yield one, two
-    one.process.stop()
-    two.process.stop()
+    with fleet.running(one, two):
+        yield one, two
 
 
 @pytest.mark.parametrize("tokens", LENGTHS)
@@ -43,10 +41,8 @@ def hybrid(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
     model = fleet.tiny("hybrid")
     prefill = fleet.prepare("hybrid-64", "prefill", model=model, block_size=64, kv_mib=64)
     decode = fleet.prepare("hybrid-128", "decode", model=model, block_size=128, kv_mib=64)
-    fleet.start(prefill, decode)
-    yield prefill, decode
-    prefill.process.stop()
-    decode.process.stop()
+    with fleet.running(prefill, decode):
+        yield prefill, decode
 
 
 @pytest.mark.parametrize("tokens", LENGTHS)

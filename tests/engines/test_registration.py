@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from fleet import Fleet, Pair, Running, http
+from fleet import Fleet, Pair, Running
 
 KEY = "the key of an operator"
-
-
-def engines(router: str) -> dict[str, Any]:
-    found = http(f"{router}/deeplink/v1/engines", token=KEY, seconds=10).json["engines"]
-    return {engine["name"]: engine for engine in found}
 
 
 def test_an_engine_registers_and_takes_leave(fleet: Fleet, pair: Pair, unlike: tuple[Running, Running]) -> None:
@@ -22,7 +16,7 @@ def test_an_engine_registers_and_takes_leave(fleet: Fleet, pair: Pair, unlike: t
     assert told.count("does not have this engine, which goes on") == 1
     router = fleet.registry_router(KEY)
     end = time.monotonic() + 20
-    while not (found := engines(router).get(name, {})).get("up"):
+    while not (found := fleet.registered(router, KEY).get(name, {})).get("up"):
         assert time.monotonic() < end, "it did not register in time"
         time.sleep(0.1)
     assert (found["url"], found["control"]) == (engine.url, engine.engine.control)
@@ -31,7 +25,7 @@ def test_an_engine_registers_and_takes_leave(fleet: Fleet, pair: Pair, unlike: t
     engine.process.stop()
     # At once, unless the process that started it was killed too; what it last said holds for 15 seconds.
     end = time.monotonic() + 20
-    while engines(router):
+    while fleet.registered(router, KEY):
         assert time.monotonic() < end, "it is still registered"
         time.sleep(0.1)
     assert pair.decode.control("/v1/status").status == 200

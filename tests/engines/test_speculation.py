@@ -20,10 +20,8 @@ def speculating(fleet: Fleet) -> Iterator[tuple[Running, Running]]:
     flags = ("--speculative-config", json.dumps(NGRAM))
     with_it = fleet.prepare("ngram", "both", block_size=32, flags=flags, **more)
     without = fleet.prepare("no-ngram", "both", block_size=64, **more)
-    fleet.start(with_it, without)
-    yield with_it, without
-    with_it.process.stop()
-    without.process.stop()
+    with fleet.running(with_it, without):
+        yield with_it, without
 
 
 @pytest.mark.parametrize("tokens", [5, 64, 333, 900])

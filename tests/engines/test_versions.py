@@ -55,10 +55,8 @@ def running(fleet: Fleet) -> Iterator[dict[str, Running]]:
         )
         for version, block in zip(VERSIONS, (64, 32, 128), strict=True)
     }
-    fleet.start(*made.values())
-    yield made
-    for one in made.values():
-        one.process.stop()
+    with fleet.running(*made.values()):
+        yield made
 
 
 def exact(prefill: Running, decode: Running, seed: int) -> None:
@@ -136,11 +134,9 @@ def test_a_version_with_itself(fleet: Fleet, matrix: Matrix, version: str) -> No
     model = fleet.tiny("four-heads")
     prefill = fleet.prepare(f"prefill-{version}", "prefill", version=version, block_size=64, model=model, kv_mib=64)
     decode = fleet.prepare(f"decode-{version}", "decode", version=version, block_size=128, model=model, kv_mib=64)
-    fleet.start(prefill, decode)
-    exact(prefill, decode, seed=7900)
-    matrix.record(prefill.contract, decode.contract, "exact")
-    prefill.process.stop()
-    decode.process.stop()
+    with fleet.running(prefill, decode):
+        exact(prefill, decode, seed=7900)
+        matrix.record(prefill.contract, decode.contract, "exact")
 
 
 @pytest.mark.long

@@ -15,10 +15,10 @@ from deeplink.kvconnector import channel, contract, prefix_space, ticket
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.contract import Scales, local_address
 from deeplink.kvconnector.first_token import FirstToken
+from deeplink.kvconnector.greeting import MAGIC
 from deeplink.kvconnector.handoff import Record
 from deeplink.kvconnector.transport import talk
 from deeplink.kvconnector.transport.shm import LOANS
-from deeplink.kvconnector.wire import MAGIC
 
 PLAIN = make_contract("p", "prefill", make_group(VEC, 64), channel="127.0.0.1:1", tcp="127.0.0.1:2")
 LOCAL = make_contract("d", "both", make_group(HND, 128), channel="[::1]:3", shm=local_address("host.1", "a"), tcp="h:4")
@@ -196,7 +196,7 @@ SEEDS: dict[str, list[bytes]] = {
         bytes([step]) + REQUEST * 2 + CHUNKED + request
         for step in (0, 6, 255)
         for request in (
-            REQUEST,
+            REQUEST.replace(b"POST", b"HEAD") + REQUEST,
             b"GET /health HTTP/1.0\r\n\r\n",
             b"HEAD / HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n",
         )

@@ -19,6 +19,7 @@ from wires import eventually
 from deeplink.errors import ConfigError, Reason
 from deeplink.kvconnector import channel as ch
 from deeplink.kvconnector import contract as co
+from deeplink.kvconnector import visitors
 from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.tally import SECONDS
@@ -269,6 +270,43 @@ def test_close_gives_the_port_back(pair: Pair) -> None:
     assert again.start("127.0.0.1", port) == port
     assert ch.ask(pair.producer.endpoint.contract.ranks[0].channel, SECRET, ch.Ask("")).handoffs == 0
     again.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /v1/status HTTP/1.1\r\nHost: h\r\nX-", b"\r\n"])
+def test_who_does_not_ask_is_left(pair: Pair, serve: Serve, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    """And holds no file descriptor of the engine's for longer; who asks is not hurried by that."""
+    monkeypatch.setattr(visitors, "FIRST_SECONDS", 0.3)
+    client = serve(pair.producer)
+    kept = http.client.HTTPConnection("127.0.0.1", client.port, timeout=20)
+    kept.request("GET", "/v1/status", headers=client.headers)
+    assert kept.getresponse().read()
+    first = kept.sock
+    with socket.create_connection(("127.0.0.1", client.port), 20) as silent:
+        silent.sendall(said)
+        assert silent.recv(1) == b""
+    kept.request("GET", "/v1/status", headers=client.headers)
+    assert kept.getresponse().read()
+    assert kept.sock is first
+    kept.close()
+
+
+def test_connections_beyond_the_limit_are_turned_away(
+    pair: Pair, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visitors, "MAX_CONNECTIONS", 2)
+    client = serve(pair.producer)
+    held = [socket.create_connection(("127.0.0.1", client.port), 20) for _ in range(3)]
+    assert held[-1].recv(1) == b""
+    for sock in held:
+        sock.close()
+
+    def served() -> bool:
+        try:
+            return client.call("/v1/status")[0] == 200
+        except (OSError, http.client.HTTPException):  # those that have left still count for a moment
+            return False
+
+    eventually(served)
 
 
 # -- how far a prefill is --------------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ there is not. Each ends by name, at once, with nothing held."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -35,18 +34,6 @@ Start = Callable[..., Engine]
 
 def soon(seconds: float = 10.0) -> float:
     return time.monotonic() + seconds
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with ExitStack() as stack:
-
-        def _start(*arguments: object, **options: object) -> Engine:
-            engine = Engine.start(*arguments, **options)  # type: ignore[arg-type]
-            stack.callback(engine.close)
-            return engine
-
-        yield _start
 
 
 def peer(pair: Pair) -> ch.Channel:

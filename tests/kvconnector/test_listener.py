@@ -12,8 +12,8 @@ import pytest
 from wires import InThread, dial, drain, eventually, soon
 
 from deeplink.errors import PeerGone, ProtocolError, Refused
+from deeplink.kvconnector import greeting, wire
 from deeplink.kvconnector import listener as module
-from deeplink.kvconnector import wire
 from deeplink.kvconnector.listener import Listener
 
 SECRET = b"a secret for tests only, 32 byte"
@@ -41,7 +41,7 @@ def make() -> Iterator[Make]:
 def visit(listener: Listener, secret: bytes = SECRET) -> socket.socket:
     sock = wire.connect(listener.address, soon())
     try:
-        wire.greet(sock, secret, "test", server=False, deadline=soon())
+        greeting.greet(sock, secret, "test", server=False, deadline=soon())
     except BaseException:
         sock.close()
         raise
@@ -55,7 +55,7 @@ def works(listener: Listener) -> bool:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"GET / HTTP/1.0\r\n\r\n-----", bytes(100), b"\xff" * 5000, wire.MAGIC + bytes(48)]
+    "garbage", [b"GET / HTTP/1.0\r\n\r\n-----", bytes(100), b"\xff" * 5000, greeting.MAGIC + bytes(48)]
 )
 def test_garbage_on_the_port(make: Make, garbage: bytes) -> None:
     listener = make()
@@ -70,7 +70,7 @@ def test_a_silent_peer_is_sent_away_after_the_greeting_time(make: Make, monkeypa
     listener = make()
     with dial(listener.address) as sock:
         began = time.monotonic()
-        assert drain(sock).startswith(wire.MAGIC)
+        assert drain(sock).startswith(greeting.MAGIC)
         assert time.monotonic() - began < 8
     eventually(lambda: not listener._open)
 

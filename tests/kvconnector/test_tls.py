@@ -14,8 +14,8 @@ from certificates import Authority
 from wires import InThread, dial, drain, eventually, soon
 
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
+from deeplink.kvconnector import greeting, tls, wire
 from deeplink.kvconnector import listener as listening
-from deeplink.kvconnector import tls, wire
 from deeplink.kvconnector.channel import Ask, Channel, Claim, Quit
 from deeplink.kvconnector.listener import Listener
 from deeplink.kvconnector.tls import Tls, TlsSocket
@@ -53,7 +53,7 @@ def meet(client: Side, server: Side) -> list[object]:
 
     def side(sock: socket.socket, mine: Side, server: bool) -> object:
         try:
-            return wire.greet(sock, mine[1], "test", server=server, deadline=soon(5), tls=mine[0])
+            return greeting.greet(sock, mine[1], "test", server=server, deadline=soon(5), tls=mine[0])
         except DeeplinkError as exc:
             sock.close()
             return exc
@@ -125,10 +125,10 @@ def test_a_certificate_does_not_replace_the_secret(a: Tls, b: Tls) -> None:
 
 def test_another_protocol(a: Tls) -> None:
     ends = socket.socketpair()
-    greeting = InThread(lambda: wire.greet(ends[0], SECRET, "test", server=True, deadline=soon(), tls=a))
+    waiting = InThread(lambda: greeting.greet(ends[0], SECRET, "test", server=True, deadline=soon(), tls=a))
     ends[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
     with pytest.raises(ProtocolError, match="does not speak"):
-        greeting.join()
+        waiting.join()
     for end in ends:
         end.close()
 
@@ -137,11 +137,11 @@ def test_another_protocol(a: Tls) -> None:
 @pytest.mark.parametrize("garbage", [b"", b"\0" * 64, b"\x16\x03\x01\xff\xff" + b"x" * 100, os.urandom(500)])
 def test_garbage_in_place_of_a_handshake(a: Tls, server: bool, garbage: bytes) -> None:
     ends = socket.socketpair()
-    greeting = InThread(lambda: wire.greet(ends[0], SECRET, "test", server=server, deadline=soon(2), tls=a))
+    waiting = InThread(lambda: greeting.greet(ends[0], SECRET, "test", server=server, deadline=soon(2), tls=a))
     ends[1].sendall(tls.MAGIC + garbage)
     ends[1].shutdown(socket.SHUT_WR)
     with pytest.raises((Refused, PeerGone)):
-        greeting.join()
+        waiting.join()
     for end in ends:
         end.close()
 
@@ -149,10 +149,10 @@ def test_garbage_in_place_of_a_handshake(a: Tls, server: bool, garbage: bytes) -
 @pytest.mark.parametrize("server", [True, False])
 def test_a_handshake_has_the_deadline(a: Tls, server: bool) -> None:
     ends = socket.socketpair()
-    greeting = InThread(lambda: wire.greet(ends[0], SECRET, "test", server=server, deadline=soon(0.3), tls=a))
+    waiting = InThread(lambda: greeting.greet(ends[0], SECRET, "test", server=server, deadline=soon(0.3), tls=a))
     ends[1].sendall(tls.MAGIC)
     with pytest.raises(DeadlineExceeded):
-        greeting.join(5)
+        waiting.join(5)
     assert ends[0].fileno() == -1
     ends[1].close()
 

@@ -1,4 +1,4 @@
-"""Sockets with deadlines, and the greeting."""
+"""Sockets with deadlines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from wires import InThread, drain, eventually, soon
 
-from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector import wire
+from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError
+from deeplink.kvconnector import greeting, wire
 from deeplink.kvconnector.listener import Listener
 
 SECRET = b"a secret for tests only, 32 byte"
@@ -43,7 +43,7 @@ def test_a_link_that_was_cut_is_noticed_on_both_sides() -> None:
     served: list[tuple[int, ...]] = []
     listener = Listener("127.0.0.1", SECRET, "test", lambda sock: served.append(dead_after(sock)))
     with wire.connect(listener.address, soon()) as sock:
-        wire.greet(sock, SECRET, "test", server=False, deadline=soon())
+        greeting.greet(sock, SECRET, "test", server=False, deadline=soon())
         assert dead_after(sock) == (1, 30, 10, 3, 60_000)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert drain(sock) == b""
@@ -57,84 +57,6 @@ def test_a_system_without_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         wire.tune(sock)
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     wire.tune(sock)  # a peer that was gone before it was let in
-
-
-def greeting(sock: socket.socket, *, server: bool, secret: bytes = SECRET, purpose: str = "test") -> InThread:
-    return InThread(lambda: wire.greet(sock, secret, purpose, server=server, deadline=soon()))
-
-
-def test_one_secret(ends: Ends) -> None:
-    client, server = greeting(ends[0], server=False), greeting(ends[1], server=True)
-    client.join()
-    server.join()
-    wire.send(ends[0], b"the stream begins here", soon())
-    assert wire.receive(ends[1], 22, soon()) == b"the stream begins here"
-
-
-@pytest.mark.parametrize("other", [{"secret": SECRET + b"x"}, {"purpose": "other"}])
-def test_both_sides_refuse_another_secret_or_purpose(ends: Ends, other: dict[str, object]) -> None:
-    client = greeting(ends[0], server=False)
-    server = greeting(ends[1], server=True, **other)  # type: ignore[arg-type]
-    for side in (client, server):
-        with pytest.raises(Refused) as caught:
-            side.join()
-        assert caught.value.field == "secret"
-        assert "secret_file" in caught.value.remedy
-        assert "a secret for tests" not in str(caught.value)
-
-
-@pytest.mark.parametrize("server", [True, False])
-def test_a_reflected_greeting_is_refused(ends: Ends, server: bool) -> None:
-    side = greeting(ends[0], server=server)
-    # Whatever it says is said back to it.
-    for length in (20, 32):
-        ends[1].sendall(wire.receive(ends[1], length, soon()))
-    with pytest.raises(Refused):
-        side.join()
-
-
-def test_two_of_one_kind_refuse_each_other(ends: Ends) -> None:
-    sides = [greeting(end, server=True) for end in ends]
-    for side in sides:
-        with pytest.raises(Refused):
-            side.join()
-
-
-def test_a_recorded_greeting_is_refused(ends: Ends) -> None:
-    """What one client said is worth nothing to the next: the server's number is another."""
-    a, b = socket.socketpair()
-    client, server = greeting(a, server=False), greeting(ends[1], server=True)
-    said = wire.receive(b, 20, soon())
-    ends[0].sendall(said)
-    b.sendall(wire.receive(ends[0], 20, soon()))
-    proof = wire.receive(b, 32, soon())
-    ends[0].sendall(proof)
-    b.sendall(wire.receive(ends[0], 32, soon()))
-    client.join()
-    server.join()
-    c, d = socket.socketpair()
-    again = greeting(d, server=True)
-    c.sendall(said + proof)
-    with pytest.raises(Refused):
-        again.join()
-    for sock in (a, b, c, d):
-        sock.close()
-
-
-def test_something_else_is_not_deeplink(ends: Ends) -> None:
-    side = greeting(ends[0], server=True)
-    ends[1].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    with pytest.raises(ProtocolError) as caught:
-        side.join()
-    assert caught.value.theirs == repr(b"GET ")
-
-
-def test_a_greeting_cut_off(ends: Ends) -> None:
-    side = greeting(ends[0], server=True)
-    ends[1].sendall(wire.MAGIC + b"short")
-    ends[1].close()
-    with pytest.raises(PeerGone):
-        side.join()
 
 
 def test_drop_by_drop_is_no_way_around_the_deadline(ends: Ends) -> None:

@@ -12,9 +12,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from deeplink.config import EngineEntry
 from deeplink.errors import Reason
 from deeplink.kvconnector.contract import Contract
 from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
+from deeplink.router.parts import ADMISSION, FLEET
 
 from .fake_engine import (
     CHUNKS,
@@ -165,6 +167,27 @@ def test_what_cannot_be_handed_over_goes_to_decode_alone(more: dict[str, Any]) -
             assert "x-deeplink-handoff" not in got.headers
             assert consumer.calls[0].raw == raw
             assert not producer.calls
+
+    check(test)
+
+
+def test_what_cannot_be_handed_over_is_not_when_such_engines_come_while_it_waits() -> None:
+    async def test() -> None:
+        engine = FakeEngine("e", make_contract("both"), kind="plain", delay=0.5)
+        producer, consumer = pair()
+        async with running(producer, consumer), rig(engine, max_requests=1, queue=4) as route:
+            first = asyncio.create_task(route.complete(ASK))
+            await until(lambda: engine.calls)
+            second = asyncio.create_task(route.complete(ASK | {"n": 2}))
+            await until(lambda: len(route.app[ADMISSION].queue))
+            for one in (producer, consumer):
+                route.app[FLEET].put(EngineEntry(name=one.name, url=one.url, control=one.control))
+            await route.app[FLEET].look()
+            third = await route.complete(ASK)
+            assert (third.status, third.headers["x-deeplink-path"]) == (200, "handoff")
+            for got in await asyncio.gather(first, second):
+                assert (got.status, got.headers["x-deeplink-path"]) == (200, "plain")
+            assert [call.body.get("n") for call in producer.calls] == [None]
 
     check(test)
 

@@ -205,6 +205,7 @@ def test_tls_and_keys(tmp_path: Path) -> None:
             assert (await route.ask(headers=given))[0] == 200
             key.write_text(good)
             await eventually(lambda: _stays(route, old))
+            await route.complete()
             await each()
             assert not [call for call in engine.calls if "Authorization" in call.headers]
 
@@ -377,6 +378,18 @@ def test_engines_that_have_to_be_connected_are_so_once(tmp_path: Path) -> None:
                     await until(lambda ending=ending: ending not in route.workers)
                     await route.complete()
                 assert [peer for peer, _ in d.linked] == [p.engine.url]
+                # What a killed worker had begun is the engines' own to end: they have no control endpoint to be asked.
+                p.open.clear()
+                task = asyncio.create_task(route.ask())
+                await until(lambda: len(p.requests) > len(d.requests))
+                for worker in route.workers:
+                    os.kill(worker, signal.SIGKILL)
+                with contextlib.suppress(aiohttp.ClientError):
+                    await task
+                await until(lambda: p.requests[-1].cancelled)
+                p.open.set()
+                await route.idle()
+                assert not p.engine.deleted + d.engine.deleted
                 # As in one process: what an engine says is wrong reaches the client by name.
                 d.engine.others["/distserve/p2p_initialize"] = {"status": 2}
                 p.engine.well = False

@@ -56,8 +56,16 @@ class Running:
         return (self.folder / "log").read_text()
 
     async def complete(self) -> None:
-        """Until all workers run."""
-        await until(lambda: len(self.workers) == WORKERS)
+        """Until all workers run. Before that one must not be stopped: who starts it waits for it."""
+
+        def run() -> bool:
+            try:
+                words = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.workers]
+            except (FileNotFoundError, ProcessLookupError):  # one has just ended
+                return False
+            return sum(b"deeplink.router.worker" in word for word in words) == WORKERS
+
+        await until(run)
 
     @contextmanager
     def only(self, worker: int) -> Iterator[None]:

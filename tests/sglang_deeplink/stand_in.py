@@ -42,8 +42,8 @@ def install() -> None:
 class Rows:
     """A tensor of SGLang's buffers, with as much of a tensor as is used of it."""
 
-    def __init__(self, width: int) -> None:
-        self.array = np.zeros((4, width))
+    def __init__(self, width: int, value: float = 0.0) -> None:
+        self.array = np.full((4, width), value)
         self.shape = self.array.shape
 
     def __getitem__(self, row: int) -> Any:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
+from stand_in import Rows
 
 from deeplink.errors import Refused
 from deeplink.kvconnector.first_token import FirstToken
@@ -15,34 +14,10 @@ from sglang_deeplink import results
 MOST = 8
 
 
-class _Row:
-    """What a row of a torch tensor does here."""
-
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self._array = array
-
-    def zero_(self) -> None:
-        self._array[:] = 0
-
-    def __setitem__(self, place: int, value: float) -> None:
-        self._array[place] = value
-
-
-class _Tensor:
-    def __init__(self, width: int) -> None:
-        self.array = np.full((4, width), -7.0)
-
-    def __getitem__(self, row: int) -> _Row:
-        return _Row(self.array[row])
-
-    def __setitem__(self, place: tuple[int, int], value: float) -> None:
-        self.array[place] = value
-
-
 def buffers() -> SimpleNamespace:
     wide = {"output_top_logprobs_val": MOST, "output_top_logprobs_idx": MOST}
     names = ("output_ids", "cached_tokens", "output_token_logprobs_val", "output_token_logprobs_idx", "bootstrap_room")
-    return SimpleNamespace(**{name: _Tensor(wide.get(name, 16)) for name in (*names, *wide)})
+    return SimpleNamespace(**{name: Rows(wide.get(name, 16), -7.0) for name in (*names, *wide)})
 
 
 def request(top: int | None = None) -> SimpleNamespace:

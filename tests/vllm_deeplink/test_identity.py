@@ -12,7 +12,7 @@ import pytest
 
 from deeplink.errors import Refused
 from deeplink.kvconnector.prompt import check_same
-from vllm_deeplink.identity import SETTINGS, adapter, identity
+from vllm_deeplink.identity import SETTINGS, adapter, identity, note
 
 
 def request(**more: Any) -> Any:
@@ -61,11 +61,27 @@ def test_an_adapter_is_its_weights_not_its_name(tmp_path: Path) -> None:
     assert differing(ours, request()) == "lora"
 
 
-def test_an_adapter_that_is_replaced_in_place(tmp_path: Path) -> None:
-    before = adapter(lora(tmp_path / "a"))
-    after = lora(tmp_path / "a", b"\x02")
+@pytest.mark.parametrize("noted", [True, False])
+def test_an_adapter_that_is_replaced_in_place(tmp_path: Path, noted: bool) -> None:
+    """The engine may go on with what it has read, whichever way it has first heard of it."""
+    given = lora(tmp_path / "a")
+    note(given) if noted else adapter(given)
+    before = adapter(given)
+    lora(tmp_path / "a", b"\x02")
     os.utime(tmp_path / "a" / "adapter_model.safetensors", ns=(1, 1))
-    assert adapter(after) != before
+    note(given)  # loaded again: the cache has what the first one came to
+    with pytest.raises(Refused) as caught:
+        identity(request(lora_request=given))
+    assert (caught.value.field, caught.value.ours) == ("lora", given.lora_path)
+    assert adapter(lora(tmp_path / "b", b"\x02")) != before
+
+
+def test_an_adapter_that_is_not_there_when_it_is_noted(tmp_path: Path) -> None:
+    given = lora(tmp_path / "a")
+    (tmp_path / "a" / SETTINGS).rename(tmp_path / "elsewhere")
+    note(given)
+    (tmp_path / "elsewhere").rename(tmp_path / "a" / SETTINGS)
+    assert adapter(given)
 
 
 @pytest.mark.parametrize("lacks", ["adapter_model.safetensors", SETTINGS, ""])

@@ -14,6 +14,7 @@ import pytest
 from made_vllm import MODULES
 from stages import Stages
 
+from deeplink.errors import Refused
 from deeplink.kvconnector import ticket as tickets
 from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.ticket import Ticket
@@ -213,3 +214,54 @@ def test_what_goes_past_the_prompt_is_not_taken_for_its_end(half: Half) -> None:
     orders = half.step(cached=[("a", ([1, 2, 3, 4, 5, 6, 7],), 0, True)], scheduled={"a": 103})
     assert [fill.computed for fill in orders.fills] == [103]
     assert orders.opens == []
+
+
+def other_weights() -> Refused:
+    return Refused("the weights may be others", field="model.weights")
+
+
+def test_nothing_is_offered_once_the_weights_may_be_others(half: Half) -> None:
+    """Of what is under way, a prompt that is prefilled is still that of the old ones."""
+    for name in ("waiting", "part", "whole"):
+        half.half.match(half.producing(name, 100), 0)
+    new = [("part", ([1, 2, 3, 4],), 0), ("whole", ([5, 6, 7, 8, 9, 10, 11],), 0)]
+    half.step(new=new, scheduled={"part": 64, "whole": 100})
+    half.half.withdraw(other_weights())
+    half.half.match(half.producing("later", 100), 0)
+    orders = half.step(
+        new=[("waiting", ([20],), 0), ("later", ([21],), 0)],
+        cached=[("part", ([12, 13, 14],), 64, False)],
+        scheduled={"waiting": 100, "later": 100, "part": 36},
+    )
+    assert (orders.opens, orders.fills, orders.aborts) == ([], [], ["part"])
+    assert [(one.handoff, one.reason.field) for one in orders.withheld] == [
+        ("waiting", "model.weights"),
+        ("later", "model.weights"),
+    ]
+    # What is computed anew for a prompt that lost its blocks is of other weights than the part that was staged.
+    orders = half.step(preempted=["whole"])
+    assert (orders.lost, orders.aborts) == (["whole"], ["whole"])
+    orders = half.step(cached=[("whole", ([5],), 0, True)], scheduled={"whole": 100})
+    assert orders.fills == []
+
+
+def test_nothing_is_loaded_once_the_weights_may_be_others(half: Half) -> None:
+    loading, matched, put_off = (half.consuming(name, early=name == "put off") for name in ("b", "m", "put off"))
+    assert half.half.match(loading, 0) == (99, True)
+    half.half.allocated(loading, Blocks([1, 2]), 99)
+    assert half.half.match(matched, 0) == (99, True)
+    assert half.half.match(put_off, 0) == (None, False)
+    assert len(half.step().loads) == 1
+    half.half.withdraw(other_weights())
+    later = half.consuming("later", early=False)
+    for request in (matched, put_off, later):
+        assert half.half.match(request, 0) == (99, True)
+        half.half.allocated(request, Blocks([3]), 99)
+    orders = half.step()
+    assert [order.ticket.handoff for order in orders.cancels] == ["b"]
+    assert [(deny.request, deny.reason.field) for deny in orders.denies] == [
+        ("m", "model.weights"),
+        ("put off", "model.weights"),
+        ("later", "model.weights"),
+    ]
+    assert orders.loads == []

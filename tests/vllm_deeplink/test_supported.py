@@ -9,7 +9,7 @@ import pytest
 
 from deeplink.errors import ConfigError
 from vllm_deeplink import supported
-from vllm_deeplink.versions import v0_32
+from vllm_deeplink.versions import v0_27, v0_32
 
 
 def settings(**changes: Any) -> tuple[Any, Any]:
@@ -28,8 +28,11 @@ def settings(**changes: Any) -> tuple[Any, Any]:
         changes.pop(name, None) for name in ("method", "kind", "calculate_kv_scales", "weight_transfer_config")
     )
     local = {"data_parallel_size_local": changes.get("data_parallel_size", 1)}
+    compiled, sleeps = changes.pop("compiled", True), changes.pop("enable_sleep_mode", False)
     config = SimpleNamespace(
+        compilation_config=SimpleNamespace(mode=3 if compiled else 0),
         parallel_config=SimpleNamespace(**{**parallel, **local, **changes}),
+        model_config=SimpleNamespace(enable_sleep_mode=sleeps),
         cache_config=SimpleNamespace(calculate_kv_scales=bool(dynamic)),
         speculative_config=SimpleNamespace(method=method) if method else None,
         weight_transfer_config=transfer,
@@ -40,17 +43,19 @@ def settings(**changes: Any) -> tuple[Any, Any]:
 
 
 def test_what_is_tested_passes() -> None:
-    supported.check(*settings(), (), replicas=False)
-    supported.check(*settings(method="ngram"), v0_32.VERSION.speculation, replicas=False)
+    supported.check(*settings(), v0_27.VERSION, cpu=True)
+    supported.check(*settings(method="ngram"), v0_32.VERSION, cpu=True)
+    supported.check(*settings(pipeline_parallel_size=2), v0_32.VERSION, cpu=True)
+    supported.check(*settings(pipeline_parallel_size=2, compiled=False), v0_32.VERSION, cpu=False)
     # As the process that starts them sees replicas, and as each of them sees itself.
-    supported.check(*settings(data_parallel_size=4), (), replicas=True)
-    supported.check(*settings(data_parallel_index=3), (), replicas=True)
+    supported.check(*settings(data_parallel_size=4), v0_32.VERSION, cpu=True)
+    supported.check(*settings(data_parallel_index=3), v0_32.VERSION, cpu=True)
 
 
 @pytest.mark.parametrize(
     ("changes", "field", "ours"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline-parallel-size", "2"),
+        ({"pipeline_parallel_size": 2}, "pipeline-parallel-size", "2"),  # of versions that it was not tested with
         ({"data_parallel_size": 4}, "data-parallel-size", "4"),
         ({"data_parallel_index": 1}, "data-parallel-size", "2"),
         ({"decode_context_parallel_size": 2}, "decode-context-parallel-size", "2"),
@@ -60,6 +65,7 @@ def test_what_is_tested_passes() -> None:
         ({"kind": "ChunkedLocalAttentionSpec"}, "kind of KV cache", "ChunkedLocalAttentionSpec"),
         ({"calculate_kv_scales": True}, "calculate-kv-scales", "True"),
         ({"weight_transfer_config": object()}, "weight-transfer-config", "set"),
+        ({"enable_sleep_mode": True}, "enable-sleep-mode", "True"),
         ({"method": "ngram"}, "speculative-config.method", "ngram"),  # of versions that it was not tested with
         ({"method": "eagle"}, "speculative-config.method", "eagle"),
         ({"method": "mtp"}, "speculative-config.method", "mtp"),
@@ -68,7 +74,7 @@ def test_what_is_tested_passes() -> None:
 )
 def test_what_is_not_is_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        supported.check(*settings(**changes), (), replicas=False)
+        supported.check(*settings(**changes), v0_27.VERSION, cpu=True)
     reason = caught.value.reason()
     assert (reason.field, reason.ours) == (field, ours)
     assert reason.theirs
@@ -87,9 +93,17 @@ def test_what_is_not_is_refused_by_name(changes: dict[str, Any], field: str, our
 )
 def test_replicas_that_were_not_tried_are_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        supported.check_parallel(settings(data_parallel_size=2, **changes)[0].parallel_config, replicas=True)
+        supported.check_parallel(settings(data_parallel_size=2, **changes)[0], v0_32.VERSION, cpu=True)
     reason = caught.value.reason()
     assert (reason.field, reason.ours) == (field, ours)
     assert reason.remedy
     alone = {name: value for name, value in changes.items() if name != "data_parallel_size_local"}
-    supported.check_parallel(settings(**alone)[0].parallel_config, replicas=True)  # one has no siblings
+    supported.check_parallel(settings(**alone)[0], v0_32.VERSION, cpu=True)  # one has no siblings
+
+
+def test_a_pipeline_that_vllm_itself_does_not_run_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError) as caught:
+        supported.check(*settings(pipeline_parallel_size=2, compiled=False), v0_32.VERSION, cpu=True)
+    reason = caught.value.reason()
+    assert (reason.field, reason.ours) == ("pipeline-parallel-size", "2, not compiled")
+    assert "--enforce-eager" in reason.remedy

@@ -14,6 +14,7 @@ import msgspec
 
 from deeplink.errors import DeadlineExceeded, Refused
 from deeplink.kvconnector.first_token import MAX_TOP, FirstToken
+from deeplink.kvconnector.prompt import not_handed_over
 from deeplink.kvconnector.ticket import Ticket
 
 Scores = tuple[Sequence[float], Sequence[int]]
@@ -50,13 +51,7 @@ def identity(sequence: Any) -> list[str]:
         ("response_format", bool(sequence.sampling_param.response_format)),
     ):
         if asked:
-            raise Refused(
-                "a request of this kind is not handed over by this release",
-                field=field,
-                ours="set",
-                theirs="not set",
-                remedy="send it to an engine that serves it alone",
-            )
+            raise not_handed_over(field)
     return [f"lora={sequence.adapter_name}"] if sequence.adapter_name else []
 
 

@@ -62,4 +62,5 @@ VERSION = Version(
     several_groups=True,
     speculation=("ngram",),
     replicas=True,
+    pipelines=True,
 )

@@ -15,7 +15,7 @@ from copier import SECRET, Copier, CopierSession, CopierTransport
 from wires import InThread, eventually, soon
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, HandoffError, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector import wire
+from deeplink.kvconnector import greeting, wire
 from deeplink.kvconnector.transport import onesided, pusher, talk
 from deeplink.kvconnector.transport.base import Link, Push
 from deeplink.kvconnector.transport.onesided import OneSided
@@ -161,7 +161,7 @@ def test_one_that_never_ends_is_given_up(
 
 def _talking(transport: CopierTransport) -> socket.socket:
     sock = wire.connect(transport.address, soon())
-    wire.greet(sock, SECRET, "transport-copier", server=False, deadline=soon())
+    greeting.greet(sock, SECRET, "transport-copier", server=False, deadline=soon())
     talk.send(sock, talk.Hello(b"a copier"), soon())
     talk.expect(sock, talk.Hello, soon())
     return sock

@@ -18,7 +18,7 @@ import pytest
 from wires import InThread, drain, eventually, soon
 
 from deeplink.errors import ConfigError, DeadlineExceeded, PeerGone, ProtocolError
-from deeplink.kvconnector import contract, wire
+from deeplink.kvconnector import contract, greeting, wire
 from deeplink.kvconnector.transport import shm
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.ring import SLOT, SLOTS
@@ -43,7 +43,7 @@ def raw(transport: ShmTransport) -> tuple[socket.socket, mmap.mmap]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(20)
     sock.connect("\0" + transport.address.rpartition("/")[2])
-    wire.greet(sock, SECRET, PURPOSE, server=False, deadline=soon())
+    greeting.greet(sock, SECRET, PURPOSE, server=False, deadline=soon())
     _, (descriptor,), _, _ = socket.recv_fds(sock, 1, 1)
     ring = mmap.mmap(descriptor, SLOT * SLOTS)
     with pytest.raises(PermissionError):
@@ -210,7 +210,7 @@ def test_a_peer_with_a_bad_ring(
 
     def serve() -> socket.socket:
         sock, _ = server.accept()
-        wire.greet(sock, SECRET, PURPOSE, server=True, deadline=soon())
+        greeting.greet(sock, SECRET, PURPOSE, server=True, deadline=soon())
         if callable(make):
             descriptor = make()
             socket.send_fds(sock, [b"\0"], [descriptor])

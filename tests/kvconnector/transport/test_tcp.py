@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from wires import InThread, dial, drain, eventually, soon
 
 from deeplink.errors import Corrupted, PeerGone, ProtocolError, Refused
+from deeplink.kvconnector import greeting, wire
 from deeplink.kvconnector import listener as listening
-from deeplink.kvconnector import wire
 from deeplink.kvconnector.transport import batch
 from deeplink.kvconnector.transport import tcp as module
 from deeplink.kvconnector.transport.base import Push
@@ -49,7 +49,7 @@ def checksum(data: bytes) -> bytes:
 def raw(transport: TcpTransport) -> socket.socket:
     """An authenticated connection on which anything can be said."""
     sock = wire.connect(transport.address, soon())
-    wire.greet(sock, SECRET, PURPOSE, server=False, deadline=soon())
+    greeting.greet(sock, SECRET, PURPOSE, server=False, deadline=soon())
     sock.settimeout(20)
     return sock
 
@@ -162,7 +162,7 @@ def _some(sock: socket.socket) -> bytes:
         return b""
 
 
-GREETING = len(wire.MAGIC) + 16 + 32
+GREETING = len(greeting.MAGIC) + 16 + 32
 HEAD_SIZE = batch.HEAD.size + 2 * batch.PART.size
 
 
