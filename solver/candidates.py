@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from deeplink.solver import spanning
 from deeplink.solver.configure import Place, Setup, Streams, rates_of, room_of
 from deeplink.solver.fleet import Fleet, Inventory
 from deeplink.solver.handoffs import Handoffs, handoffs
@@ -35,7 +36,13 @@ def formulate(fleet: Fleet, *, keep: frozenset[str] = frozenset()) -> Formulatio
             if room <= 0:
                 skipped.append(f"{pool.name}: the weights do not fit on {tp} chips")
                 continue
-            place = Place(fleet, pool, index, tp, rates, room, replayed)
+            roles = spanning.roles(pool, tp, rates)
+            skipped += [
+                f"{pool.name}: too little of {role} on {tp} chips of several hosts was measured"
+                for role in pool.roles
+                if role not in roles
+            ]
+            place = Place(fleet, pool, index, tp, rates, room, replayed, roles)
             for candidate, setup in place.candidates():
                 found.append(candidate)
                 setups[candidate.name] = setup
@@ -73,8 +80,5 @@ def formulate(fleet: Fleet, *, keep: frozenset[str] = frozenset()) -> Formulatio
 
 
 def _pool(pool: Inventory) -> Pool:
-    hosts, rest = divmod(pool.count, pool.per_host)
-    aligned = tuple(
-        (size, usable) for size in pool.tp if (usable := hosts * pool.per_host + rest // size * size) < pool.count
-    )
+    aligned = tuple((size, usable) for size in pool.tp if (usable := spanning.usable(pool, size)) < pool.count)
     return Pool(name=pool.name, count=pool.count, price=pool.price, watts=pool.watts, aligned=aligned)

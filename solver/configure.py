@@ -70,9 +70,11 @@ class Setup:
 
 
 def rates_of(fleet: Fleet, pool: Inventory, tp: int) -> Rates:
-    """Times of a group of `tp` chips: from its own measurements, and from those of groups of other sizes."""
+    """Times of a group of `tp` chips: from its own measurements, and from those of groups of other sizes on one host:
+    of the network between hosts a roofline knows nothing."""
     rows = [row for row in fleet.measurements if row.chip == pool.chip.name and row.tp == tp]
-    fractions = calibrate.fitted(fleet.measurements, fleet.model, pool.chip, pool.dtype) or pool.fractions
+    on_one_host = [row for row in fleet.measurements if row.tp <= pool.per_host]
+    fractions = calibrate.fitted(on_one_host, fleet.model, pool.chip, pool.dtype) or pool.fractions
     return Rates(fleet.model, pool.chip, tp, pool.dtype, fractions, rows, pool.pace)
 
 
@@ -110,6 +112,7 @@ class Place:
     rates: Rates
     room: float
     replayed: Streams
+    roles: tuple[Role, ...]
 
     @property
     def token_bytes(self) -> float:
@@ -123,7 +126,7 @@ class Place:
         if self.tp > self.pool.count:
             return
         makers = {"prefill": self._prefill, "decode": self._decode, "both": self._both}
-        for role in self.pool.roles:
+        for role in self.roles:
             for label, taken in _parts(self.fleet.workload.buckets, decode=role == "decode"):
                 if any(taken):
                     yield from makers[role](label, taken)

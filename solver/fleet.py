@@ -26,7 +26,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """Chips of one type in one place, `per_host` to a host, which a tensor-parallel group never leaves.
+    """Chips of one type in one place, `per_host` to a host; a group is a part of a host, or all of several.
 
     `tp` are the group sizes to consider; `dtype` and `layout` are those of the engines' KV cache, and `contract` an
     engine's statement where one is at hand, which then decides what can be handed over. `utilisation` is the part of

@@ -17,7 +17,8 @@ from deeplink.kvconnector import contract as contracts
 from deeplink.kvconnector.catalogue import LAYOUTS
 from deeplink.kvconnector.layout import ELEMENTS
 from deeplink.plugins import load_plugins
-from deeplink.solver import aiconfigurator, catalogue, importers, model, table, trace, vidur
+from deeplink.solver import aiconfigurator, catalogue, importers, model, spanning, table, trace, vidur
+from deeplink.solver.configure import rates_of
 from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Request, Service, Situation, Start, Workload
 from deeplink.solver.highs import Effort
 from deeplink.solver.lines import line
@@ -116,7 +117,7 @@ class _Reader:
         )
         if rejected:
             raise rejected[0]
-        return Fleet(
+        fleet = Fleet(
             name=file.name or self.path.stem,
             checkpoint=file.model.checkpoint,
             model=shape,
@@ -134,6 +135,22 @@ class _Reader:
             replay=requests,
             verify=verify if file.solve.verify else (),
         )
+        for index, pool in enumerate(pools):
+            self._require_measured(fleet, index, pool)
+        return fleet
+
+    def _require_measured(self, fleet: Fleet, index: int, pool: Inventory) -> None:
+        for size in pool.tp:
+            hosts = spanning.hosts(pool, size)
+            if hosts > 1 and not spanning.roles(pool, size, rates_of(fleet, pool, size)):
+                raise self.wrong(
+                    ("pools", index, "tp"),
+                    f"a group of {size} spans {hosts} hosts of {pool.per_host} chips, and how fast it is then is not "
+                    "known: [[rates]] have fewer than three points of it",
+                    str(size),
+                    f"measure such an engine (deeplink measure --tp {size}), or use sizes up to {pool.per_host}; where "
+                    "a host has more chips, say so as per_host",
+                )
 
     def _unique(self, section: str, names: list[str]) -> list[str]:
         for index, name in enumerate(names):
@@ -211,20 +228,14 @@ class _Reader:
         )
         sizes = tuple(sorted(set(sizes)))
         for size in sizes:
-            if size > section.per_host:
-                raise self.wrong(
-                    (*place, "tp"),
-                    f"a group of {size} would span hosts of {section.per_host} chips: its times over two networks are "
-                    "not known here, and neither pods that start as one (a LeaderWorkerSet) nor their like are written",
-                    str(size),
-                    f"use sizes up to {section.per_host}; where one host has more chips, say so as per_host",
-                )
-            if section.per_host % size or shape.heads % size:
+            uneven = size % section.per_host if size > section.per_host else section.per_host % size
+            if uneven or shape.heads % size:
                 raise self.wrong(
                     (*place, "tp"),
                     f"groups of {size} do not come out even: {section.per_host} chips a host, {shape.heads} heads",
                     str(size),
-                    "use sizes that divide both",
+                    "use sizes that divide both, or whole hosts together; where a host has more chips, say so as "
+                    "per_host",
                 )
         for small, large in pairwise(sizes):
             if large % small:

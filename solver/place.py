@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from deeplink.solver import pareto, predict, relax, verify
+from deeplink.solver import pareto, predict, relax, spanning, verify
 from deeplink.solver import placement as doc
 from deeplink.solver.candidates import Formulation, formulate
 from deeplink.solver.fleet import Fleet
@@ -165,6 +165,7 @@ def _engines(formulation: Formulation, solution: Solution) -> tuple[doc.Engine, 
                 variables=dict(pool.start.variables),
                 image=pool.start.image,
                 casts=pool.casts,
+                hosts=spanning.hosts(pool, setup.tp),
             )
         )
     return tuple(engines)

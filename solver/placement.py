@@ -44,10 +44,10 @@ class Rate(Record, frozen=True):
 
 
 class Engine(Record, frozen=True):
-    """`count` engines alike. `max_num_seqs` and `max_num_batched_tokens` are what the rates were taken for; 0 leaves
-    it to the engine. `busy` is how busy the busiest resource is in the normal scenario. `profile` is which of the
-    chips that deeplink knows it runs on, "" if the chip's name says it; `flags`, `variables`, `image` and `casts` are
-    the pool's."""
+    """`count` engines alike, each of `tp` chips on `hosts` hosts. `max_num_seqs` and `max_num_batched_tokens` are what
+    the rates were taken for; 0 leaves it to the engine. `busy` is how busy the busiest resource is in the normal
+    scenario. `profile` is which of the chips that deeplink knows it runs on, "" if the chip's name says it; `flags`,
+    `variables`, `image` and `casts` are the pool's."""
 
     name: str
     pool: str
@@ -65,6 +65,7 @@ class Engine(Record, frozen=True):
     variables: dict[str, str] = {}
     image: str = ""
     casts: tuple[str, ...] = ()
+    hosts: int = 1
 
 
 class Route(Record, frozen=True):

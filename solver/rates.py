@@ -121,6 +121,11 @@ class Rates:
         """One step of `requests` sequences with `context` tokens each."""
         return self._paced(self._rate("decode", (requests, context)))
 
+    @property
+    def measured(self) -> frozenset[Phase]:
+        """The phases of which enough was measured to say what lies between."""
+        return frozenset(self._surfaces)
+
     def left_out(self, phase: Phase) -> tuple[float, ...]:
         """For each measured point, what the others say about it, as log(predicted / measured)."""
         found = self._surfaces.get(phase)

@@ -81,7 +81,7 @@ class PoolSection(_Strict):
     name: str
     chip: Annotated[str, Field(description="of those that come along, or of [[chips]]")]
     count: Count
-    per_host: Annotated[int, Field(ge=1, description="chips of one host; a group never leaves it")] = 8
+    per_host: Annotated[int, Field(ge=1, description="chips of one host")] = 8
     price: Annotated[float, Field(ge=0, allow_inf_nan=False, description="of a chip for an hour")] = 0.0
     watts: Annotated[float, Field(ge=0, description="of a chip; default: the chip's")] | None = None
     roles: tuple[Literal["prefill", "decode", "both"], ...] = ("prefill", "decode", "both")

@@ -20,7 +20,7 @@ from deeplink.local import client, engines, environment, overlay, step
 from deeplink.local.cache import Progress
 from deeplink.local.process import Process, wait_all_ready
 from deeplink.plugins import load_plugins
-from deeplink.solver.emit import configs
+from deeplink.solver.emit import configs, nodes
 from deeplink.solver.emit.commands import Command, command
 from deeplink.solver.emit.members import Member, members
 from deeplink.solver.placement import Placement
@@ -65,6 +65,8 @@ def running(placement: Placement, options: Options, progress: Progress) -> Itera
     if options.port:
         engines.require_free(options.port)
     found = members(placement, load_plugins().chips.items)
+    for member in found:
+        nodes.require_one_host(member)
     if options.model is not None:
         placement = msgspec.structs.replace(placement, checkpoint=str(options.model.resolve()))
     # Before anything is started: this may take minutes the first time.

@@ -59,6 +59,8 @@ def install() -> None:
             supported.check_parallel(made, versions.current(), cpu=current_platform.is_cpu())
             _check_ports(int(extra.get("control_port", 0)), replicas)
             extra["replicas"] = replicas
+            if made.parallel_config.node_rank:
+                extra["registration"] = None  # the engine's first host speaks for all of it
         _leave_at_exit(made.kv_transfer_config)
         return made
 

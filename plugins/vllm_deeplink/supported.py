@@ -8,7 +8,7 @@ from deeplink.errors import ConfigError
 from deeplink.kvconnector.negotiate import FULL, SLIDING
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from vllm_deeplink.versions.version import Version
@@ -74,6 +74,8 @@ def check_parallel(vllm_config: VllmConfig, version: Version, *, cpu: bool) -> N
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         _check_pipeline(vllm_config, version, cpu)
+    if parallel.nnodes > 1:
+        _check_nodes(parallel, version)
     for field, value, why, remedy in (
         (
             "decode-context-parallel-size",
@@ -126,6 +128,21 @@ def _check_pipeline(vllm_config: VllmConfig, version: Version, cpu: bool) -> Non
             theirs="1, or compiled",
             remedy="start it without --enforce-eager and --enable-lora, or use tensor parallelism",
         )
+
+
+def _check_nodes(parallel: ParallelConfig, version: Version) -> None:
+    whole = "use an engine of one host"
+    if not version.nodes:
+        why = f"ranks on several hosts were not tried with vLLM {version.name}"
+        raise _refused("nnodes", parallel.nnodes, "1", why, whole)
+    for field, value, only in (
+        ("pipeline-parallel-size", parallel.pipeline_parallel_size, 1),
+        ("data-parallel-size", parallel.data_parallel_size, 1),
+        ("distributed-executor-backend", parallel.distributed_executor_backend, "mp"),
+    ):
+        if value != only:
+            why = "ranks on several hosts were tried only as one group of tensor parallelism, each started by itself"
+            raise _refused(field, value, only, why, whole)
 
 
 def _refused(field: str, ours: object, theirs: object, why: str, remedy: str) -> ConfigError:

@@ -2,11 +2,13 @@
 
     members     the single engines of a placement: names, chips, what is known of starting them
     commands    an engine's command line
+    nodes       what of it differs where an engine is on several hosts
     configs     deeplink.toml of the router and of the engines
     images      Dockerfiles that add deeplink to the engines' images
     local       one machine, as a shell script
     compose     one machine, in containers
     kubernetes  a cluster, as manifests
+    leaderworkerset  of them, an engine on several hosts
     ray         a Ray cluster
 
 Each format is a pure function from a placement to files by name. What is not known of a chip (its image, its name in

@@ -6,7 +6,9 @@ import shlex
 from dataclasses import dataclass
 
 from deeplink.errors import SolverError
+from deeplink.solver.emit import nodes
 from deeplink.solver.emit.members import Member
+from deeplink.solver.emit.nodes import Node
 from deeplink.solver.placement import Placement
 
 _CACHE = {
@@ -31,10 +33,22 @@ class Command:
         return " ".join([*before, *(shlex.quote(word) for word in self.words)])
 
 
-def command(placement: Placement, member: Member, *, host: str, port: int, config: str, pinned: bool = True) -> Command:
+def command(
+    placement: Placement,
+    member: Member,
+    *,
+    host: str,
+    port: int,
+    config: str,
+    pinned: bool = True,
+    node: Node | None = None,
+) -> Command:
     """`config` is the path of its deeplink.toml. With `pinned` it is told which of its host's chips are its own; in a
-    container it sees no others. Raises SolverError for a cache that vLLM cannot keep."""
+    container it sees no others. `node` is which of the engine's hosts this is for; one host needs none. Raises
+    SolverError for a cache that vLLM cannot keep, and for an engine of several hosts where there is only one."""
     engine = member.engine
+    if node is None:
+        nodes.require_one_host(member)
     cache = _CACHE.get(engine.kv_dtype)
     if cache is None:
         raise SolverError(
@@ -53,6 +67,8 @@ def command(placement: Placement, member: Member, *, host: str, port: int, confi
     if engine.max_num_batched_tokens:
         # vLLM wants a step to have room for all of its sequences at least.
         words += ["--max-num-batched-tokens", str(max(engine.max_num_batched_tokens, engine.max_num_seqs))]
+    if node is not None:
+        words += nodes.flags(member, node)
     words += ["--platform", "deeplink", "--deeplink-role", engine.role, "--deeplink-config", config]
     variables = [(member.visible, ",".join(map(str, member.chips)))] if member.visible and pinned else []
     variables += sorted(engine.variables.items())

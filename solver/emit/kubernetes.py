@@ -1,7 +1,5 @@
 """A cluster, as manifests: a Deployment and a Service for each engine, for each has a contract, a cache and a load of
-its own that the router has to know it by; and for the router.
-
-A group never leaves its host, so an engine is one pod, and nothing that starts several pods as one is needed.
+its own that the router has to know it by; and for the router. An engine on several hosts is a LeaderWorkerSet.
 """
 
 from __future__ import annotations
@@ -9,10 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 from deeplink.config import CONTROL_OFFSET
-from deeplink.solver.emit import configs, images
+from deeplink.solver.emit import configs, images, leaderworkerset, nodes
 from deeplink.solver.emit.commands import command
 from deeplink.solver.emit.local import ROUTER_PORT
 from deeplink.solver.emit.members import Member
+from deeplink.solver.emit.nodes import Node
 from deeplink.solver.emit.yaml_file import text
 from deeplink.solver.placement import Placement
 
@@ -37,7 +36,7 @@ def files(placement: Placement, members: tuple[Member, ...]) -> dict[str, str]:
     manifests = [_object("v1", "ConfigMap", "deeplink", data=configured)]
     for member in members:
         ports = {"api": _PORT, "control": _PORT + CONTROL_OFFSET}
-        manifests += [_deployment(member.label, _engine(placement, member)), _service(member.label, ports)]
+        manifests += [_started(placement, member), _service(member.label, ports)]
     manifests += [_deployment("deeplink-router", _router()), _service("deeplink-router", {"api": ROUTER_PORT})]
     kinds = sorted({member.kind for member in members})
     comments = [
@@ -45,10 +44,21 @@ def files(placement: Placement, members: tuple[Member, ...]) -> dict[str, str]:
         "  kubectl create secret generic deeplink --from-literal=secret=$(openssl rand -hex 32)",
         f"and on every node the kind of its chips, {' or '.join(kinds)}: kubectl label node NODE {CHIP_LABEL}=KIND",
         "Images without a registry are to be built from the Dockerfiles here, and put where nodes find them.",
+        *leaderworkerset.comments(members),
         *images.unknown(members),
         *_unknown(members),
     ]
     return {"placement.yaml": text(manifests, comments), **images.files(members)}
+
+
+_HEALTH = {"httpGet": {"path": "/health", "port": "api"}}
+_SERVING: dict[str, Any] = {
+    "ports": [{"name": "api", "containerPort": _PORT}, {"name": "control", "containerPort": _PORT + CONTROL_OFFSET}],
+    # Half an hour to load the model.
+    "startupProbe": {**_HEALTH, "periodSeconds": 10, "failureThreshold": 180},
+    "readinessProbe": {**_HEALTH, "periodSeconds": 5, "timeoutSeconds": 5},
+}
+"""What a container with an API has."""
 
 
 def _object(version: str, kind: str, name: str, **parts: Any) -> dict[str, Any]:
@@ -58,6 +68,15 @@ def _object(version: str, kind: str, name: str, **parts: Any) -> dict[str, Any]:
         "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "deeplink"}},
         **parts,
     }
+
+
+def _started(placement: Placement, member: Member) -> dict[str, Any]:
+    if member.engine.hosts == 1:
+        return _deployment(member.label, _engine(placement, member))
+    nodes.require_known_version(member)
+    pods = (_engine(placement, member, node) for node in leaderworkerset.NODES)
+    spec = leaderworkerset.spec(member, *pods)
+    return _object(leaderworkerset.API, leaderworkerset.KIND, member.label, spec=spec)
 
 
 def _deployment(name: str, pod: dict[str, Any]) -> dict[str, Any]:
@@ -80,27 +99,26 @@ def _service(name: str, ports: dict[str, int]) -> dict[str, Any]:
     return _object("v1", "Service", name, spec=spec)
 
 
-def _engine(placement: Placement, member: Member) -> dict[str, Any]:
-    started = command(placement, member, host="0.0.0.0", port=_PORT, config=f"{_WRITTEN}/deeplink.toml", pinned=False)
+def _engine(placement: Placement, member: Member, node: Node | None = None) -> dict[str, Any]:
+    """The pod of an engine, or of one of its hosts."""
+    written = f"{_WRITTEN}/deeplink.toml"
+    started = command(placement, member, host="0.0.0.0", port=_PORT, config=written, pinned=False, node=node)
     own = f"{_CONFIGS}/{member.label}.toml"
     script = f'sed "s/{_HOST}/$POD_IP/" {own} > {_WRITTEN}/deeplink.toml && exec "$@"'
-    devices = {member.resource: str(member.engine.tp)} if member.resource else {}
+    devices = {member.resource: str(_chips(member))} if member.resource else {}
+    address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     container: dict[str, Any] = {
         "name": "engine",
         "image": images.image(member),
         "command": ["/bin/sh", "-c", script, "engine"],
         "args": list(started.words),
         "env": [
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            address,
+            # Where its other hosts reach this one, which vLLM would guess.
+            *([address | {"name": "VLLM_HOST_IP"}] if node else []),
             *({"name": name, "value": value} for name, value in started.variables),
         ],
-        "ports": [
-            {"name": "api", "containerPort": _PORT},
-            {"name": "control", "containerPort": _PORT + CONTROL_OFFSET},
-        ],
-        # Half an hour to load the model.
-        "startupProbe": {"httpGet": {"path": "/health", "port": "api"}, "periodSeconds": 10, "failureThreshold": 180},
-        "readinessProbe": {"httpGet": {"path": "/health", "port": "api"}, "periodSeconds": 5, "timeoutSeconds": 5},
+        **(_SERVING if node is None or node.rank == nodes.FIRST else {}),
         "volumeMounts": [
             *_mounts(),
             {"name": "written", "mountPath": _WRITTEN},
@@ -147,10 +165,15 @@ def _volumes() -> list[dict[str, Any]]:
     ]
 
 
+def _chips(member: Member) -> int:
+    """Of each of its pods."""
+    return member.engine.tp // member.engine.hosts
+
+
 def _unknown(members: tuple[Member, ...]) -> list[str]:
     return [
         f"{member.engine.chip}: what its device plugin calls it is not known, so its pods ask for no device: add "
-        f"resources.limits with {member.engine.tp} of it"
-        for member in {(one.kind, one.engine.tp): one for one in members}.values()
+        f"resources.limits with {_chips(member)} of it"
+        for member in {(one.kind, _chips(one)): one for one in members}.values()
         if not member.resource and not member.processor
     ]

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from deeplink.chips.profile import Profile, Served
 from deeplink.solver.placement import Engine, Placement
 
-_NAME = 50
-"""Of the 63 characters of a DNS label, so that there is room for what is added to one."""
+_NAME = 40
+"""Of the 63 characters of a DNS label, so that there is room for what is added to one: here a number, and by Kubernetes
+the numbers and the revision of a pod."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ parser = make_arg_parser(FlexibleArgumentParser())
 for words in json.load(sys.stdin):
     args = parser.parse_args(words)
     validate_parsed_serve_args(args)
-    print(json.dumps([args.model_tag, args.port, args.tensor_parallel_size, args.max_num_seqs]))
+    hosts = [args.nnodes, args.node_rank, args.master_addr, args.headless]
+    print(json.dumps([args.model_tag, args.port, args.tensor_parallel_size, args.max_num_seqs, *hosts]))
 """
 
 
@@ -52,6 +53,26 @@ def placements(tmp_path_factory: pytest.TempPathFactory) -> list[Placement]:
         for engine in (split.engines[0], alone.engines[0])
     ]
     return [split, alone, msgspec.structs.replace(split, engines=tuple(every), routes=())]
+
+
+@pytest.fixture(scope="module")
+def several_hosts(placements: list[Placement]) -> Placement:
+    """Each engine on two hosts, which only Kubernetes starts."""
+    engines = tuple(msgspec.structs.replace(one, tp=16, hosts=2) for one in placements[0].engines)
+    return msgspec.structs.replace(placements[0], engines=engines)
+
+
+def pods(placement: Placement) -> list[list[str]]:
+    """The words of a leader and of a worker, with the variables that it finds there."""
+    found = []
+    for one in yaml.safe_load_all(emit.files(placement, "k8s")["placement.yaml"]):
+        if one["kind"] == "LeaderWorkerSet":
+            template = one["spec"]["leaderWorkerTemplate"]
+            for pod in (template["leaderTemplate"], template["workerTemplate"]):
+                words = _words(pod["spec"]["containers"][0]["args"])
+                values = {"$(LWS_LEADER_ADDRESS)": "engine-0.engine.default", "$(LWS_WORKER_INDEX)": "1"}
+                found.append([values.get(word, word) for word in words])
+    return found
 
 
 def commands(placement: Placement) -> list[list[str]]:
@@ -88,14 +109,18 @@ def parse(fleet: Fleet, given: list[list[str]]) -> subprocess.CompletedProcess[s
     )
 
 
-def test_the_engine_parses_every_command(fleet: Fleet, placements: list[Placement]) -> None:
-    given = [words for placement in placements for words in commands(placement)]
+def test_the_engine_parses_every_command(fleet: Fleet, placements: list[Placement], several_hosts: Placement) -> None:
+    nodes = pods(several_hosts)
+    given = [*nodes, *(words for placement in placements for words in commands(placement))]
     done = parse(fleet, given)
     assert done.returncode == 0, done.stderr[-3000:]
     parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(parsed) == len(given) > 100
-    for words, (model, port, tp, _) in zip(given, parsed, strict=True):
+    for words, (model, port, tp, *_) in zip(given, parsed, strict=True):
         assert [model, str(port), str(tp)] == [words[0], *(words[words.index(f) + 1] for f in _CHECKED)]
+    hosts = [[2, rank, "engine-0.engine.default", rank > 0] for _ in several_hosts.engines for rank in (0, 1)]
+    assert [one[4:] for one in parsed[: len(nodes)]] == hosts
+    assert {tuple(one[4:6]) for one in parsed[len(nodes) :]} == {(1, 0)}
 
 
 _CHECKED = ("--port", "--tensor-parallel-size")

@@ -128,6 +128,15 @@ def test_a_file_of_vllms(fleet: Fleet, settings: Path) -> None:
     assert found["registration"] == where
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_an_engine_on_several_hosts_the_first_registers(fleet: Fleet, rank: int) -> None:
+    words = ["--model", str(fleet.tiny("four-heads")), "--tensor-parallel-size", "2", "--nnodes", "2"]
+    words += ["--node-rank", str(rank), "--platform", "deeplink", "--deeplink-router", "http://127.0.0.1:9999"]
+    found = ask(fleet, words)
+    assert (found["registration"] is None) == (rank > 0), found
+
+
 def test_a_table(fleet: Fleet, settings: Path) -> None:
     """What ``LLM(...)`` passes on. The platform's own plugin does not see it."""
     table = {"role": "prefill", "config": str(settings), "control-port": 7001}

@@ -90,16 +90,6 @@ def test_no_pools(tmp_path: Path) -> None:
         assert caught.value.remedy
 
 
-def test_a_group_that_would_span_hosts(tmp_path: Path) -> None:
-    text = FLEET.replace("tp = [2]", "tp = [2, 16]", 1).replace("count = 8", "count = 16", 1)
-    with pytest.raises(FleetError, match=r"span hosts of 8 chips.*LeaderWorkerSet") as caught:
-        fleetfile.load(write(tmp_path, text))
-    assert (caught.value.field, caught.value.ours) == ("pools[0].tp", "16")
-    assert "per_host" in caught.value.remedy
-    text = text.replace("count = 16", "count = 16\nper_host = 16", 1)
-    assert fleetfile.load(write(tmp_path, text)).pools[0].tp == (2, 16)
-
-
 def test_links_twice(tmp_path: Path) -> None:
     link = FLEET[FLEET.index("[[links]]") :]
     with pytest.raises(FleetError) as caught:

@@ -9,7 +9,8 @@ import pytest
 
 from deeplink.errors import ConfigError
 from vllm_deeplink import supported
-from vllm_deeplink.versions import v0_27, v0_32
+from vllm_deeplink.versions import v0_27, v0_29, v0_32
+from vllm_deeplink.versions.version import Version
 
 
 def settings(**changes: Any) -> tuple[Any, Any]:
@@ -23,6 +24,8 @@ def settings(**changes: Any) -> tuple[Any, Any]:
         "is_moe_model": False,
         "decode_context_parallel_size": 1,
         "prefill_context_parallel_size": 1,
+        "nnodes": 1,
+        "distributed_executor_backend": "mp",
     }
     method, kind, dynamic, transfer = (
         changes.pop(name, None) for name in ("method", "kind", "calculate_kv_scales", "weight_transfer_config")
@@ -47,6 +50,7 @@ def test_what_is_tested_passes() -> None:
     supported.check(*settings(method="ngram"), v0_32.VERSION, cpu=True)
     supported.check(*settings(pipeline_parallel_size=2), v0_32.VERSION, cpu=True)
     supported.check(*settings(pipeline_parallel_size=2, compiled=False), v0_32.VERSION, cpu=False)
+    supported.check(*settings(nnodes=2), v0_32.VERSION, cpu=True)
     # As the process that starts them sees replicas, and as each of them sees itself.
     supported.check(*settings(data_parallel_size=4), v0_32.VERSION, cpu=True)
     supported.check(*settings(data_parallel_index=3), v0_32.VERSION, cpu=True)
@@ -56,6 +60,7 @@ def test_what_is_tested_passes() -> None:
     ("changes", "field", "ours"),
     [
         ({"pipeline_parallel_size": 2}, "pipeline-parallel-size", "2"),  # of versions that it was not tested with
+        ({"nnodes": 2}, "nnodes", "2"),
         ({"data_parallel_size": 4}, "data-parallel-size", "4"),
         ({"data_parallel_index": 1}, "data-parallel-size", "2"),
         ({"decode_context_parallel_size": 2}, "decode-context-parallel-size", "2"),
@@ -107,3 +112,25 @@ def test_a_pipeline_that_vllm_itself_does_not_run_is_refused_by_name() -> None:
     reason = caught.value.reason()
     assert (reason.field, reason.ours) == ("pipeline-parallel-size", "2, not compiled")
     assert "--enforce-eager" in reason.remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "ours"),
+    [
+        ({"data_parallel_size": 2}, "data-parallel-size", "2"),
+        ({"distributed_executor_backend": "external_launcher"}, "distributed-executor-backend", "external_launcher"),
+        ({"pipeline_parallel_size": 2}, "pipeline-parallel-size", "2"),
+    ],
+)
+def test_several_hosts_that_were_not_tried_are_refused_by_name(changes: dict[str, Any], field: str, ours: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        supported.check_parallel(settings(nnodes=2, **changes)[0], v0_32.VERSION, cpu=True)
+    reason = caught.value.reason()
+    assert (reason.field, reason.ours) == (field, ours)
+    assert reason.remedy
+
+
+@pytest.mark.parametrize("version", [v0_27.VERSION, v0_29.VERSION])
+def test_several_hosts_were_tried_with_one_version(version: Version) -> None:
+    with pytest.raises(ConfigError, match="nnodes"):
+        supported.check(*settings(nnodes=2), version, cpu=True)

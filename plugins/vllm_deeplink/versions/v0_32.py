@@ -63,4 +63,5 @@ VERSION = Version(
     speculation=("ngram",),
     replicas=True,
     pipelines=True,
+    nodes=True,
 )

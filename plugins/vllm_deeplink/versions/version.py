@@ -19,7 +19,8 @@ class Version:
     `several_groups`: a failed load is told by its request, without which a model's several cache groups cannot be
     handed over, for their block numbers overlap. `speculation` are the ways to speculate that keep nothing in the KV
     cache, so that what is handed over is the same with them and without, and with which that was tested. `replicas`
-    says whether several data-parallel replicas of an engine were, `pipelines` whether pipelines were.
+    says whether several data-parallel replicas of an engine were, `pipelines` whether pipelines were, and `nodes`
+    whether ranks on several hosts were.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Version:
     speculation: tuple[str, ...] = ()
     replicas: bool = False
     pipelines: bool = False
+    nodes: bool = False
 
     def check_groups(self, count: int) -> None:
         """Refuse several cache groups where a failed load could not be told from a good one."""
