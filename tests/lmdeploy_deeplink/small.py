@@ -16,6 +16,7 @@ from deeplink.local.environment import Environment
 from deeplink.local.process import Process
 
 START_SECONDS = 240.0
+REFUSED_SECONDS = 90.0
 LENGTHS = (5, 17, 64, 150)
 TOKENS = 16
 DTYPE = "bfloat16"
