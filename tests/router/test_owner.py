@@ -61,7 +61,7 @@ def test_a_worker_that_is_killed_before_it_is_told_anything_is_started_again(
     async def test() -> None:
         stop = asyncio.Event()
         keeping = asyncio.create_task(owner._keep(0, Start(b"", b"", None, str(tmp_path), 0), stop))
-        await until(lambda: started > 2)
+        await until(lambda: started > 2, 15.0)
         assert not keeping.done()
         stop.set()
         await asyncio.wait_for(keeping, 5)
@@ -116,6 +116,7 @@ def test_workers_are_told_what_has_changed_and_not_how_full_engines_are() -> Non
                 desks.new().connection_made(Wire(speech.Line(False, states.append, lambda: None)))
                 watching = asyncio.create_task(desks.watch())
                 await until(lambda: states and desks._said is not None)
+                await asyncio.sleep(0.05)  # what was sent is out a moment later
                 before = len(states)
                 for held in range(1, 6):
                     engine.held = held
