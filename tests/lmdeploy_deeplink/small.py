@@ -51,9 +51,9 @@ def server(python: Path, model: Path, folder: Path, *words: str) -> Process:
     )
 
 
-def answers_are_right(process: Process, model: Path, in_lmdeploy: Any) -> None:
-    """Among requests that run together, the engine is at most twice as far from float32 as transformers in its type."""
-    with ThreadPoolExecutor(len(LENGTHS)) as pool:
+def answers_are_right(process: Process, model: Path, in_lmdeploy: Any, at_once: int = len(LENGTHS)) -> None:
+    """With so many requests at once the engine is at most twice as far from float32 as transformers in its type."""
+    with ThreadPoolExecutor(at_once) as pool:
         answers = list(pool.map(lambda length: _generate(process, length), LENGTHS))
     found = json.loads(in_lmdeploy("beside_transformers.py", model, DTYPE, given=json.dumps(answers), seconds=200))
     print(json.dumps(found))

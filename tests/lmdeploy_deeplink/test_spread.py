@@ -1,6 +1,6 @@
-"""LMDeploy's server on a CPU whose layers are spread over two processes: Ray's, or LMDeploy's own.
+"""LMDeploy's server on a CPU whose layers are spread over two processes of Ray's.
 
-Those of Ray know deeplink by a file in an environment, which is one that is thrown away.
+Those know deeplink by a file in an environment, which is one that is thrown away.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ RAY = Lock(
     pythons=environment.LMDEPLOY_CPU.pythons,
     imports=(),  # the rest of what it needs is LMDeploy's
 )
-BY_RAY = ("--tp", "2", "--distributed-executor-backend", "ray")
-BY_ITSELF = ("--tp", "2", "--distributed-executor-backend", "mp")
+BY_RAY = ("--tp", "2", "--distributed-executor-backend", "ray", "--max-batch-size", "1")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def command(python: Path, word: str) -> None:
 def test_two_workers_of_rays(python: Path, small_model: Path, in_lmdeploy: Any, tmp_path: Path) -> None:
     with server(python, small_model, tmp_path, *BY_RAY) as process:
         process.wait_ready(START_SECONDS)
-        answers_are_right(process, small_model, in_lmdeploy)
+        answers_are_right(process, small_model, in_lmdeploy, at_once=1)
         assert working(process) == 2
 
 
@@ -59,23 +58,22 @@ def working(process: Process) -> int:
     return sum(b"RayWorkerWrapper" in Path(f"/proc/{one}/cmdline").read_bytes() for one in process.descendants())
 
 
-def test_two_processes_of_lmdeploys(lmdeploy: Environment, small_model: Path, in_lmdeploy: Any, tmp_path: Path) -> None:
-    with server(lmdeploy.python, small_model, tmp_path, *BY_ITSELF) as process:
-        process.wait_ready(START_SECONDS)
-        answers_are_right(process, small_model, in_lmdeploy)
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--distributed-executor-backend", "mp"), "own worker processes answer only some"),
+        (("--distributed-executor-backend", "ray", "--max-batch-size", "4"), "one request at a time"),
+    ],
+)
+def test_what_loses_answers_or_was_not_tested_is_refused(
+    python: Path, small_model: Path, tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    with server(python, small_model, tmp_path, "--tp", "2", *words) as process, pytest.raises(LocalError):
+        process.wait_ready(REFUSED_SECONDS)
+    assert why in process.log.read_text()
 
 
 def test_workers_that_nothing_has_told_of_deeplink_are_refused(python: Path, small_model: Path, tmp_path: Path) -> None:
-    with server(python, small_model, tmp_path, "--tp", "2") as process, pytest.raises(LocalError):
+    with server(python, small_model, tmp_path, *BY_RAY) as process, pytest.raises(LocalError):
         process.wait_ready(REFUSED_SECONDS)
     assert "nothing brings deeplink into them" in process.log.read_text()
-
-
-def test_they_hand_nothing_over(lmdeploy: Environment, small_model: Path, tmp_path: Path) -> None:
-    words = ("--role", "Prefill", "--migration-backend", "deeplink")
-    with (
-        server(lmdeploy.python, small_model, tmp_path, *BY_ITSELF, *words) as process,
-        pytest.raises(LocalError),
-    ):
-        process.wait_ready(REFUSED_SECONDS)
-    assert "this release migrates only with one of: tp" in process.log.read_text()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from deeplink.errors import PluginError
 from lmdeploy_deeplink.engine import device_v0_16
 from lmdeploy_deeplink.engine.platform import CPU
 
@@ -38,16 +39,35 @@ def _spread_cpus() -> None:
 
     @functools.wraps(build)
     def built(*args: Any, **keywords: Any) -> Any:
-        chosen = keywords.get("distributed_executor_backend") or engines.get_distributed_executor_backend(
-            keywords["dist_config"].world_size, keywords["dist_config"].dp, keywords["device_type"]
-        )
-        if keywords["device_type"] == CPU and chosen == "ray":
+        size = keywords["dist_config"].world_size
+        if keywords["device_type"] == CPU and size > 1:
+            chosen = keywords.get("distributed_executor_backend") or engines.get_distributed_executor_backend(
+                size, keywords["dist_config"].dp, CPU
+            )
+            _check_spread(chosen, keywords["cache_config"].max_batches)
             from lmdeploy_deeplink.engine import ray_v0_18
 
             ray_v0_18.install()
         return build(*args, **keywords)
 
     engines.build_executor = built
+
+
+def _check_spread(chosen: str, batch: int) -> None:
+    if chosen != "ray":
+        raise PluginError(
+            "of requests that run together, LMDeploy's own worker processes answer only some",
+            field="distributed-executor-backend",
+            ours="ray",
+            theirs=chosen,
+        )
+    if batch > 1:
+        raise PluginError(
+            "an engine of several processes on CPUs was tested with one request at a time",
+            field="max-batch-size",
+            ours="1",
+            theirs=str(batch),
+        )
 
 
 @functools.cache
