@@ -21,6 +21,7 @@ from deeplink.kvconnector import consumer as consumer_module
 from deeplink.kvconnector.contract import WIRE_VERSION, Contract
 from deeplink.kvconnector.endpoint import Settings
 from deeplink.kvconnector.offer import Offer
+from deeplink.kvconnector.serve import AHEAD
 from deeplink.kvconnector.ticket import Ticket, mint
 from deeplink.kvconnector.transport.base import Push
 
@@ -765,7 +766,7 @@ def last(channel: ch.Channel) -> Reason:
         ch.Landed(5),
         ch.Landed(1),
         ch.Grant(99, b"key"),
-        ch.Grant(7, bytes(16)),
+        ch.Grant(AHEAD, bytes(16)),  # as no chunk has landed, this one was not announced
         ch.Sent(0),
         ch.Accept(),
         ch.Ask("x"),
