@@ -151,6 +151,7 @@ def test_from_sglang_to_lmdeploy(
     _decoded_by_lmdeploy(lmdeploy, sglang[0], spread, matrix)
 
 
+@pytest.mark.timeout(1200)  # two engines more, and each computes 48 prompts
 def test_from_lmdeploy_to_sglang(
     lmdeploy: Engines,
     answered: list[tuple[list[int], list[int]]],
