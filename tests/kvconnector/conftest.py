@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 from loopback import Pair, make_pair
+from wires import Ends
 from world import Engine
 
 from deeplink.kvconnector import compiled, in_blocks
@@ -55,3 +57,12 @@ def start() -> Iterator[Callable[..., Engine]]:
             return engine
 
         yield _start
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """Both ends of a connection."""
+    a, b = socket.socketpair()
+    yield a, b
+    a.close()
+    b.close()

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
-from wires import InThread, soon
+from wires import SECRET, Ends, InThread, soon
 
 from deeplink.errors import PeerGone, ProtocolError, Refused
 from deeplink.kvconnector import greeting, wire
-
-SECRET = b"a secret for tests only, 32 byte"
-Ends = tuple[socket.socket, socket.socket]
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    a, b = socket.socketpair()
-    yield a, b
-    a.close()
-    b.close()
 
 
 def greeted(sock: socket.socket, *, server: bool, secret: bytes = SECRET, purpose: str = "test") -> InThread:

@@ -5,26 +5,15 @@ from __future__ import annotations
 import itertools
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from wires import InThread, drain, eventually, soon
+from wires import SECRET, Ends, InThread, drain, eventually, soon
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError
 from deeplink.kvconnector import greeting, wire
 from deeplink.kvconnector.listener import Listener
-
-SECRET = b"a secret for tests only, 32 byte"
-Ends = tuple[socket.socket, socket.socket]
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    a, b = socket.socketpair()
-    yield a, b
-    a.close()
-    b.close()
 
 
 def dead_after(sock: socket.socket) -> tuple[int, ...]:

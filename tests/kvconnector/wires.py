@@ -7,6 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
+SECRET = b"a secret for tests only, 32 byte"
+Ends = tuple[socket.socket, socket.socket]
+
 
 def dial(address: str, seconds: float = 10.0) -> socket.socket:
     host, _, port = address.rpartition(":")
