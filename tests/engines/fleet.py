@@ -369,9 +369,9 @@ def records(prefill: Running, decode: Running, name: str) -> tuple[dict[str, Any
         time.sleep(0.05)
 
 
-def exact(prefill: Running, decode: Running, tokens: int, seed: int, answer: int = 32) -> None:
+def exact(prefill: Running, decode: Running, tokens: int, seed: int, answer: int = 32) -> str:
     """A prompt of so many tokens is handed over: all but the last are loaded, the tokens of the answer are those of
-    decode alone, and nothing is held after."""
+    decode alone, and nothing is held after. Returns the digest."""
     body = completion(prompt(tokens, seed=seed), answer)
     before = decode.loaded_tokens
     said, name = hand_over(prefill, decode, body)
@@ -381,6 +381,7 @@ def exact(prefill: Running, decode: Running, tokens: int, seed: int, answer: int
     ours, theirs = prefill.handoff(name), decode.handoff(name)
     assert (ours["state"], theirs["state"]) == ("drained", "loaded")
     assert (ours["digest"], ours["kv_bytes"]) == (theirs["digest"], theirs["kv_bytes"])
+    return str(ours["digest"])
 
 
 def quiet(*running: Running, seconds: float = 2.0) -> None:
