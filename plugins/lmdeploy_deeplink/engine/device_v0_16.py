@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,45 @@ from lmdeploy_deeplink.engine.platform import CPU, NATIVE, OPTION
 
 # What a CPU serves at once is bounded by its arithmetic long before.
 _CPU_BATCH = 64
+
+_installed: set[str] = set()
+
+
+def install(device: str, backend: Callable[[], Any], several: Callable[[int, Mapping[str, Any]], None]) -> bool:
+    """All of it, for one process; a second call changes nothing. To be called before LMDeploy is used. Returns whether
+    this was the first.
+
+    `backend` gives the class that makes the layers of an engine on the CPU. `several` is told of how many processes
+    such an engine is to be, and what LMDeploy builds its executor from, before it is built; it refuses that or prepares
+    for it.
+    """
+    if device in _installed:
+        return False
+    _installed.add(device)
+    if device == CPU:
+        from lmdeploy_deeplink.engine import cpu
+
+        cpu.install()
+        know_cpu(backend)
+        _before_several(several)
+    add_option(device)
+    wait_for_the_port()
+    return True
+
+
+def _before_several(several: Callable[[int, Mapping[str, Any]], None]) -> None:
+    import lmdeploy.pytorch.engine.engine as engines
+
+    build = engines.build_executor
+
+    @functools.wraps(build)
+    def built(*args: Any, **keywords: Any) -> Any:
+        size = keywords["dist_config"].world_size
+        if keywords["device_type"] == CPU and size > 1:
+            several(size, keywords)
+        return build(*args, **keywords)
+
+    engines.build_executor = built
 
 
 def add_option(device: str) -> None:

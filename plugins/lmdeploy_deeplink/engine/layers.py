@@ -32,6 +32,35 @@ class Metadata(AttentionMetadata):
     cached_before: bool = False
 
 
+class Answers:
+    """What a backend answers alike in all releases, to be put before LMDeploy's own. `vendor_name` is the vendor's, and
+    `sums_by` torch.distributed's name for what sums over processes."""
+
+    vendor_name: str
+    sums_by: str
+
+    @classmethod
+    def get_name(cls) -> str:
+        return f"deeplink {cls.vendor_name}"
+
+    @staticmethod
+    def get_attention_metadata_cls() -> type[Metadata]:
+        return Metadata
+
+    @classmethod
+    def ccl_backend(cls) -> str:
+        return cls.sums_by
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @classmethod
+    def update_step_context(cls, step_context: Any) -> Any:
+        step_context.attn_metadata = metadata(step_context)
+        return step_context
+
+
 class Attention(AttentionImpl[Metadata]):
     """Writes the new tokens into the cache, then attends; of three operators the one that the step is about."""
 

@@ -85,10 +85,8 @@ def backend(vendor: Vendor, collective: str) -> type[DefaultOpsBackend]:
         OpType.FusedMoE: experts,
     }
 
-    class VendorOpsBackend(DefaultOpsBackend):
-        @staticmethod
-        def get_name() -> str:
-            return f"deeplink {vendor.name}"
+    class VendorOpsBackend(layers.Answers, DefaultOpsBackend):
+        vendor_name, sums_by = vendor.name, collective
 
         @classmethod
         def get_layer_impl_builder(cls, layer_type: OpType) -> Any:
@@ -96,22 +94,5 @@ def backend(vendor: Vendor, collective: str) -> type[DefaultOpsBackend]:
             if build is None:
                 return super().get_layer_impl_builder(layer_type)
             return SimpleNamespace(build=build)
-
-        @staticmethod
-        def get_attention_metadata_cls() -> type[layers.Metadata]:
-            return layers.Metadata
-
-        @staticmethod
-        def ccl_backend() -> str:
-            return collective
-
-        @staticmethod
-        def device_count() -> int:
-            return 1
-
-        @classmethod
-        def update_step_context(cls, step_context: Any) -> Any:
-            step_context.attn_metadata = layers.metadata(step_context)
-            return step_context
 
     return VendorOpsBackend

@@ -22,10 +22,8 @@ def backend(vendor: Vendor, collective: str) -> type[DefaultOpsBackend]:
     `collective` is torch.distributed's name for what sums over processes.
     """
 
-    class VendorOpsBackend(DefaultOpsBackend):
-        @staticmethod
-        def get_name() -> str:
-            return f"deeplink {vendor.name}"
+    class VendorOpsBackend(layers.Answers, DefaultOpsBackend):
+        vendor_name, sums_by = vendor.name, collective
 
         @classmethod
         def build_op(cls, spec: Any, *, enable_deterministic: bool = False) -> Any:
@@ -46,24 +44,7 @@ def backend(vendor: Vendor, collective: str) -> type[DefaultOpsBackend]:
             return super().build_op(spec, enable_deterministic=enable_deterministic)
 
         @staticmethod
-        def get_attention_metadata_cls() -> type[layers.Metadata]:
-            return layers.Metadata
-
-        @staticmethod
-        def ccl_backend() -> str:
-            return collective
-
-        @staticmethod
-        def device_count() -> int:
-            return 1
-
-        @staticmethod
         def support_ray() -> bool:
             return True
-
-        @classmethod
-        def update_step_context(cls, step_context: Any) -> Any:
-            step_context.attn_metadata = layers.metadata(step_context)
-            return step_context
 
     return VendorOpsBackend

@@ -6,49 +6,26 @@ There is no migration backend of deeplink's for them, so they hand nothing over.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from deeplink.errors import PluginError
 from lmdeploy_deeplink.engine import device_v0_16
-from lmdeploy_deeplink.engine.platform import CPU
-
-_installed: set[str] = set()
 
 
 def install(device: str) -> None:
     """For one process; a second call changes nothing. To be called before LMDeploy is used."""
-    if device in _installed:
-        return
-    _installed.add(device)
-    if device == CPU:
-        from lmdeploy_deeplink.engine import cpu
-
-        cpu.install()
-        device_v0_16.know_cpu(_cpu_backend)
-        _refuse_several()
-    device_v0_16.add_option(device)
-    device_v0_16.wait_for_the_port()
+    device_v0_16.install(device, _cpu_backend, _refuse)
 
 
-def _refuse_several() -> None:
-    import lmdeploy.pytorch.engine.engine as engines
-
-    build = engines.build_executor
-
-    @functools.wraps(build)
-    def built(*args: Any, **keywords: Any) -> Any:
-        size = keywords["dist_config"].world_size
-        if keywords["device_type"] == CPU and size > 1:
-            raise PluginError(
-                "an engine on CPUs of more than one process was not tested with this release of LMDeploy",
-                field="tp",
-                ours="1",
-                theirs=str(size),
-                remedy="use LMDeploy 0.18",
-            )
-        return build(*args, **keywords)
-
-    engines.build_executor = built
+def _refuse(size: int, built_from: Mapping[str, Any]) -> None:
+    raise PluginError(
+        "an engine on CPUs of more than one process was not tested with this release of LMDeploy",
+        field="tp",
+        ours="1",
+        theirs=str(size),
+        remedy="use LMDeploy 0.18",
+    )
 
 
 @functools.cache

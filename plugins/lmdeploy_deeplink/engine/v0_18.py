@@ -5,52 +5,32 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from deeplink.errors import PluginError
 from lmdeploy_deeplink.engine import device_v0_16
 from lmdeploy_deeplink.engine.platform import CPU
 
-_installed: set[str] = set()
-
 
 def install(device: str) -> None:
     """For one process; a second call changes nothing. To be called before LMDeploy is used."""
-    if device in _installed:
-        return
-    _installed.add(device)
-    if device == CPU:
-        from lmdeploy_deeplink.engine import cpu
+    if device_v0_16.install(device, _cpu_backend, _spread):
+        from lmdeploy_deeplink.migration import v0_18
 
-        cpu.install()
-        device_v0_16.know_cpu(_cpu_backend)
-        _spread_cpus()
-    device_v0_16.add_option(device)
-    device_v0_16.wait_for_the_port()
-    from lmdeploy_deeplink.migration import v0_18
-
-    v0_18.install()
+        v0_18.install()
 
 
-def _spread_cpus() -> None:
+def _spread(size: int, built_from: Mapping[str, Any]) -> None:
     import lmdeploy.pytorch.engine.engine as engines
 
-    build = engines.build_executor
+    chosen = built_from.get("distributed_executor_backend") or engines.get_distributed_executor_backend(
+        size, built_from["dist_config"].dp, CPU
+    )
+    _check_spread(chosen, built_from["cache_config"].max_batches)
+    from lmdeploy_deeplink.engine import ray_v0_18
 
-    @functools.wraps(build)
-    def built(*args: Any, **keywords: Any) -> Any:
-        size = keywords["dist_config"].world_size
-        if keywords["device_type"] == CPU and size > 1:
-            chosen = keywords.get("distributed_executor_backend") or engines.get_distributed_executor_backend(
-                size, keywords["dist_config"].dp, CPU
-            )
-            _check_spread(chosen, keywords["cache_config"].max_batches)
-            from lmdeploy_deeplink.engine import ray_v0_18
-
-            ray_v0_18.install()
-        return build(*args, **keywords)
-
-    engines.build_executor = built
+    ray_v0_18.install()
 
 
 def _check_spread(chosen: str, batch: int) -> None:
