@@ -228,7 +228,7 @@ def test_a_router_with_workers_shares_as_one(tmp_path: Path) -> None:
 async def serves(route: Running, status: int) -> None:
     """Until that is every worker's answer."""
     for worker in route.workers:
-        with route.only(worker):
+        async with route.only(worker):
             end = time.monotonic() + 5
             while (await route.ask())[0] != status:
                 assert time.monotonic() < end, "it did not happen in time"

@@ -70,7 +70,7 @@ def test_decode_is_asked_early(tmp_path: Path) -> None:
         async with running(producer, consumer), workers(tmp_path, producer, consumer, dispatch="auto") as route:
             await route.complete()
             for count, worker in enumerate(route.workers, 1):
-                with route.only(worker):
+                async with route.only(worker):
                     task = asyncio.create_task(route.ask())
                     await until(lambda count=count: len(producer.watched) == 2 * count - 1)
                     assert len(consumer.calls) == count - 1
@@ -83,7 +83,7 @@ def test_decode_is_asked_early(tmp_path: Path) -> None:
                 assert consumer.calls[-1].ticket.handoff == producer.watched[-1]
             await route.idle()
             producer.deleted.clear()
-            with route.only(route.workers[0]):
+            async with route.only(route.workers[0]):
                 task = asyncio.create_task(route.ask())
                 await until(lambda: len(producer.watched) == 5)
                 os.kill(route.workers[0], signal.SIGKILL)
@@ -131,7 +131,7 @@ def test_requests_go_where_their_beginning_is(tmp_path: Path) -> None:
                 for engine in engines:
                     engine.calls.clear()
                 for worker in route.workers:
-                    with route.only(worker):
+                    async with route.only(worker):
                         for prompt in (TEXT[:8] + " and its end", [ord(letter) for letter in TEXT]):
                             for _ in range(2):
                                 assert (await route.ask(prompt=prompt))[0] == 200
@@ -145,14 +145,14 @@ def test_requests_go_where_their_beginning_is(tmp_path: Path) -> None:
                 for engine in engines:
                     engine.calls.clear()
                 for worker in route.workers:
-                    with route.only(worker):
+                    async with route.only(worker):
                         assert (await route.ask(prompt=TEXT))[0] == 200
                 assert served() == [2, 0]
                 assert "deeplink_prefix_guesses_total 0.0" in await route.get("/metrics")
                 for engine in engines:
                     engine.others.clear()
                 for worker in route.workers:
-                    with route.only(worker):
+                    async with route.only(worker):
                         assert (await route.ask(prompt="never seen before"))[0] == 200
                 assert "deeplink_prefix_guesses_total 2.0" in await route.get("/metrics")
                 await route.idle()
@@ -165,7 +165,7 @@ async def _served_by(route: Running, engines: list[FakeEngine], name: str) -> bo
     (engine,) = (engine for engine in engines if engine.name == name)
     for worker in route.workers:
         before = len(engine.calls)
-        with route.only(worker):
+        async with route.only(worker):
             assert (await route.ask(prompt=[ord(letter) for letter in TEXT]))[0] == 200
         if len(engine.calls) == before:
             return False
@@ -188,7 +188,7 @@ def test_tls_and_keys(tmp_path: Path) -> None:
 
             async def each() -> None:
                 for worker in route.workers:
-                    with route.only(worker):
+                    async with route.only(worker):
                         assert (await route.ask(headers=given))[0] == 200
                         assert (await route.ask(headers=other))[0] == 401
                         assert "deeplink_requests_total" in await route.get("/metrics")
@@ -249,7 +249,7 @@ def test_spans_of_all_workers_are_of_the_clients_traces(tmp_path: Path) -> None:
                 traces = []
                 for number, worker in enumerate(route.workers):
                     traces.append(f"0af7651916cd43dd8448eb211c80319{number}")
-                    with route.only(worker):
+                    async with route.only(worker):
                         headers = {"traceparent": f"00-{traces[-1]}-b7ad6b7169203331-01"}
                         assert (await route.ask(headers=headers, prompt="a secret"))[0] == 200
                 assert (await route.ask(prompt="a secret"))[0] == 200
@@ -319,7 +319,7 @@ def test_the_file_is_followed_and_engines_register(tmp_path: Path) -> None:
         async def only_at(*some: FakeEngine) -> bool:
             before = [len(engine.calls) for engine in engines]
             for worker in route.workers:
-                with route.only(worker):
+                async with route.only(worker):
                     for _ in range(2):
                         assert (await route.ask())[0] == 200
             gone = [len(e.calls) - count for e, count in zip(engines, before, strict=True) if e not in some]
@@ -349,7 +349,7 @@ def test_the_file_is_followed_and_engines_register(tmp_path: Path) -> None:
             async with route.client.delete(f"{url}?epoch={b.contract.epoch}", headers=token) as got:
                 assert got.status == 204
             for worker in route.workers:
-                with route.only(worker):
+                async with route.only(worker):
                     assert (await route.ask())[0] == 503
             await route.idle()
 
@@ -371,7 +371,7 @@ def test_engines_that_have_to_be_connected_are_so_once(tmp_path: Path) -> None:
                 await asyncio.gather(*(route.ask() for _ in range(8)))
                 for _ in range(2):
                     for worker in route.workers:
-                        with route.only(worker):
+                        async with route.only(worker):
                             assert (await route.ask())[::2] == (200, "handoff")
                     ending = route.workers[0]
                     os.kill(ending, signal.SIGKILL)

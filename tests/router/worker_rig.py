@@ -11,8 +11,8 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -67,13 +67,17 @@ class Running:
 
         await until(run)
 
-    @contextmanager
-    def only(self, worker: int) -> Iterator[None]:
-        """Whoever connects meanwhile is served by this one."""
+    @asynccontextmanager
+    async def only(self, worker: int) -> AsyncIterator[None]:
+        """Whoever connects meanwhile is served by this one. The others are stopped when they have said all they had to:
+        a client may have its answer before the owner has heard that the request is over, and it would count as work at
+        its engine for as long."""
+        await self.idle()
         others = [one for one in self.workers if one != worker]
         for one in others:
             os.kill(one, signal.SIGSTOP)
         try:
+            await until(lambda: all(_state(one) == "T" for one in others))
             yield
         finally:
             for one in others:
@@ -182,6 +186,11 @@ async def workers(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+def _state(process: int) -> str:
+    """As the kernel has it: T is stopped."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def check(test: Any) -> None:
