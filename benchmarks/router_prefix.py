@@ -104,8 +104,8 @@ def replay(trace: Sequence[Request], policy: Policy, *, oracle: bool = False) ->
         views = tuple(
             View(
                 engine.name,
-                load.prefill[engine.name],
-                requests=load.requests[engine.name],
+                load.of(engine.name).prefill,
+                requests=load.of(engine.name).requests,
                 cached=engine.held(request) if oracle else prefixes.held(engine.name, chain),
             )
             for engine in engines

@@ -142,7 +142,7 @@ def _engine(request: web.Request) -> Engine:
 
 def _state(request: web.Request, engine: Engine) -> dict[str, Any]:
     admission, contract, name = request.app[ADMISSION], engine.contract, engine.name
-    shut = admission.shut().get(name)
+    shut, given = admission.shut().get(name), admission.load.of(name)
     return {
         "name": name,
         "url": engine.url,
@@ -158,6 +158,6 @@ def _state(request: web.Request, engine: Engine) -> dict[str, Any]:
         "shut": shut.why if shut else "",
         "kv_use": round(request.app[FLEET].use(name), 4),
         "cache": {"exact": not (why := admission.index.why(name)), "why": why} if engine.events else None,
-        "requests": admission.load.requests[name],
-        "tokens": {"prefill": admission.load.prefill[name], "decode": admission.load.decode[name]},
+        "requests": given.requests,
+        "tokens": {"prefill": given.prefill, "decode": given.decode},
     }

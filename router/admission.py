@@ -78,6 +78,7 @@ class Admission:
         self._epochs: dict[str, str] = {}
         self._turn = 0
         self._stride = 1
+        self._views: tuple[Sequence[Engine], tuple[View, ...]] = ((), ())
         fleet.on_change = self.changed
         self.changed()
 
@@ -144,8 +145,8 @@ class Admission:
         self.guessed += 1
 
     def succeeded(self, engine: Engine) -> None:
-        breaker = self._breaker(engine.name)
-        if breaker.failures:
+        breaker = self._breakers.get(engine.name)
+        if breaker is not None and breaker.failures:
             breaker.succeeded()
             self._failing.discard(engine.name)
 
@@ -182,6 +183,7 @@ class Admission:
         """Something about the engines changed: forget what was known of those that were restarted or are gone."""
         engines = self._fleet.table.engines
         for engine in engines:
+            self.load.of(engine.name).weight = engine.weight
             epoch = engine.contract.epoch if engine.contract else ""
             if epoch and self._epochs.get(engine.name) != epoch:
                 self._epochs[engine.name] = epoch
@@ -237,14 +239,13 @@ class Admission:
         policy = self._policies[work]
         chain = need.chain if policy.reads_prompts else ()
         said = self.index.held(need.chains) if policy.reads_caches and need.chains is not None else None
-        if chain or said is not None:
-            views = [self._view(engine, chain, said) for engine in engines]
+        if chain or said is not None or self.load.others:
+            views = tuple([self._view(engine, chain, said) for engine in engines])
         else:
-            every, seconds = self.load.all, self.load.seconds.get
-            views = [View(e.name, *every(e.name), e.weight, seconds(e.name, 0.0)) for e in engines]
+            views = self._known(engines)
         snapshot = Snapshot(
             work,
-            tuple(views),
+            views,
             need.tokens,
             # In pairs the two would go round in step otherwise, and some pairs never be chosen.
             self._turn if work == "prefill" else self._turn // self._stride,
@@ -256,6 +257,15 @@ class Admission:
             self._stride = len(engines)
         return engines[policy.pick(snapshot)]
 
+    def _known(self, engines: Sequence[Engine]) -> tuple[View, ...]:
+        """What all policies see of these engines. Mostly the same are asked for again."""
+        known, views = self._views
+        if known is not engines:
+            views = tuple([self.load.of(engine.name) for engine in engines])
+            if isinstance(engines, tuple):
+                self._views = engines, views
+        return views
+
     def _view(self, engine: Engine, chain: tuple[int, ...], said: dict[str, int] | None) -> View:
         name, load = engine.name, self.load
         exact = said is not None and not self.index.why(name)
@@ -263,7 +273,7 @@ class Admission:
             name,
             *load.all(name),
             engine.weight,
-            load.seconds.get(name, 0.0),
+            load.of(name).seconds,
             said.get(name, 0) if said is not None and exact else self._prefixes.held(name, chain) if chain else 0,
             exact,
         )

@@ -18,10 +18,10 @@ from deeplink.router import coding, inner, openai
 from deeplink.router.chooser import Counting, Known, Remembering
 from deeplink.router.client import Client
 from deeplink.router.direct import Direct
-from deeplink.router.exchange import GENERATING, Answer, Exchange
+from deeplink.router.exchange import GENERATING, Answer, Exchange, Outgoing
 from deeplink.router.flow import Begun, Flow
-from deeplink.router.head import Request, canonical
-from deeplink.router.headers import Headers, lines, texts, to_client, to_engine, unnamed
+from deeplink.router.head import Head, canonical
+from deeplink.router.headers import JSON_LINE, Headers, lines, texts, to_client, to_engine, unnamed
 from deeplink.router.keys import Keys
 from deeplink.router.logs import sayer
 from deeplink.router.paths import passes
@@ -35,11 +35,10 @@ METHODS = ("GET", "POST", "DELETE")
 """What engines' APIs are called with."""
 LIBRARY = ("/health", "/metrics", "/deeplink")
 JSON: Headers = [("Content-Type", "application/json")]
-JSON_LINES = lines(JSON)
 
 log = logging.getLogger("deeplink.router.app")
 
-Library = Callable[[Request, Client], Coroutine[Any, Any, None]]
+Library = Callable[[Head, bytes, Client], Coroutine[Any, Any, None]]
 
 
 class Api:
@@ -70,90 +69,91 @@ class Api:
 
     # What a connection calls.
 
-    def limit(self, request: Request) -> int:
+    def limit(self, head: Head) -> int:
         """Raises Unauthorized without one of the clients' keys; the library looks after its own."""
-        if request.path not in GENERATING and _library(request.path):
+        if head.path not in GENERATING and _library(head.path):
             return inner.MAX_BODY
         if self._keys is not None:
-            given = request.given.get(b"authorization", b"")
+            given = head.given.get(b"authorization", b"")
             if not self._keys.open_with_bytes(given):
                 raise Unauthorized("the request has no key that opens this", remedy="send Authorization: Bearer KEY")
         return self._section.max_body
 
-    def start(self, request: Request, client: Client) -> None:
-        path, method = request.path, request.method
+    def start(self, head: Head, body: bytes, client: Client) -> None:
+        path, method = head.path, head.method
         try:
             if path in GENERATING:
                 if method == "POST":
-                    self._ask(request, client, bodies.parse(self._body(request)))
+                    self._ask(head, client, bodies.parse(self._plain(head, body)))
                 else:
-                    _not_allowed(request, client, ["POST"])
+                    _not_allowed(head, client, ["POST"])
             elif self.library is not None and _library(path):
-                client.task(self.library(request, client))
+                client.task(self.library(head, body, client))
             elif path == MODELS and method in ("GET", "HEAD"):
-                client.task(self._models(request, client))
+                client.task(self._models(head, client))
             elif not passes(path, self._section.paths):
-                client.answer(404, JSON_LINES, openai.error(404, "not_found", f"{method} {path}: Not Found"))
+                client.answer(404, JSON_LINE, openai.error(404, "not_found", f"{method} {path}: Not Found"))
                 client.done()
             elif method not in METHODS:
-                _not_allowed(request, client, METHODS)
+                _not_allowed(head, client, METHODS)
             else:
-                media = request.given.get(b"content-type", b"").decode("latin-1").lower()
-                self._ask(request, client, bodies.other(self._body(request), media))
+                media = head.given.get(b"content-type", b"").decode("latin-1").lower()
+                self._ask(head, client, bodies.other(self._plain(head, body), media))
         except DeeplinkError as error:
-            client.answer(*self.refused(request, error))
+            client.answer(*self.refused(head, error))
             client.done()
 
-    def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, bytes, bytes]:
+    def refused(self, head: Head | None, error: DeeplinkError) -> tuple[int, bytes, bytes]:
         """Nothing of it is quoted, but for its path: as it was sent, since decoded it may hold line ends."""
-        if request is None or not request.path:
+        if head is None or not head.path:
             log.info("a request that is not HTTP was refused: status=%d code=%s", error.status, error.code)
         else:
-            log.info("%s status=%d code=%s", request.target.partition("?")[0], error.status, error.code)
+            log.info("%s status=%d code=%s", head.target.partition("?")[0], error.status, error.code)
         self.metrics.refused(str(error.status), error.code)
         return told(*failed(error, []))
 
     # The engines' paths.
 
-    def _body(self, request: Request) -> bytes:
-        """Raises InvalidRequest or RequestTooLarge."""
-        if b"content-encoding" not in request.given:
-            return request.body
-        named = request.given[b"content-encoding"].strip().lower().decode("latin-1")
-        return coding.plain(request.body, named, self._section.max_body)
+    def _plain(self, head: Head, body: bytes) -> bytes:
+        """The body without its coding. Raises InvalidRequest or RequestTooLarge."""
+        if b"content-encoding" not in head.given:
+            return body
+        named = head.given[b"content-encoding"].strip().lower().decode("latin-1")
+        return coding.plain(body, named, self._section.max_body)
 
-    def _ask(self, request: Request, client: Client, body: bodies.Body) -> None:
-        since = time.monotonic()
-        named, key = b"connection" in request.given, self._keys is None
-        pairs = to_engine(request.pairs, key=key) if named else unnamed(request.pairs, key=key)
-        exchange = Exchange(
-            request.path, canonical(request), pairs, body, request.method, b"content-type" in request.given
-        )
+    def _outgoing(self, head: Head) -> Outgoing:
+        named, key = b"connection" in head.given, self._keys is None
+        pairs = to_engine(head.pairs, key=key) if named else unnamed(head.pairs, key=key)
+        head.outgoing = made = Outgoing(head.method, head.path, canonical(head), pairs, b"content-type" in head.given)
+        return made
+
+    def _ask(self, head: Head, client: Client, body: bodies.Body) -> None:
+        exchange = Exchange(head.outgoing or self._outgoing(head), body, time.monotonic())
         if self._spans is not None:
-            client.task(self._traced(exchange, client, since))
+            client.task(self._traced(exchange, client))
             return
         begun = None if body.stream else self.flow.begin(exchange)
         self._recent.begun(exchange)
         if begun is not None:
-            client.runs(Direct(self, client, exchange, begun, since))
+            client.runs(Direct(self, client, exchange, begun))
         else:
-            client.task(self.serve(exchange, client, None, since))
+            client.task(self.serve(exchange, client, None))
 
-    async def _traced(self, exchange: Exchange, client: Client, since: float) -> None:
+    async def _traced(self, exchange: Exchange, client: Client) -> None:
         assert self._spans is not None
-        with self._spans.request(exchange.method, exchange.path, exchange.headers) as trace:
+        with self._spans.request(exchange.outgoing.method, exchange.path, exchange.headers) as trace:
             exchange.trace = trace
             self._recent.begun(exchange)
-            await self.serve(exchange, client, None, since)
+            await self.serve(exchange, client, None)
 
-    async def serve(self, exchange: Exchange, client: Client, begun: Begun | None, since: float) -> None:
+    async def serve(self, exchange: Exchange, client: Client, begun: Begun | None) -> None:
         """All of a request; `begun` is its first call, if that has been made."""
         status, first = "", 0.0
         failure: DeeplinkError | None = None
 
         async def deliver(answer: Answer) -> None:
             nonlocal status, first
-            status, first = str(answer.status), time.monotonic() - since
+            status, first = str(answer.status), time.monotonic() - exchange.since
             self.metrics.first_byte(exchange, first)
             headers = lines(answer.headers + exchange.marks())
             if isinstance(answer.body, bytes):
@@ -169,14 +169,14 @@ class Api:
             failure, status = error, str(error.status)
             client.answer(*told(*failed(error, exchange.marks())))
         except asyncio.CancelledError:
-            self.note(exchange, "gone", None, since, first)
+            self.note(exchange, "gone", None, first)
             raise
-        self.note(exchange, status, failure or exchange.error, since, first)
+        self.note(exchange, status, failure or exchange.error, first)
 
-    def note(self, exchange: Exchange, status: str, failure: DeeplinkError | None, since: float, first: float) -> None:
+    def note(self, exchange: Exchange, status: str, failure: DeeplinkError | None, first: float) -> None:
         """One line in the log and one request in the metrics. Nothing of what was asked or answered is in either:
         messages may quote."""
-        seconds = time.monotonic() - since
+        seconds = time.monotonic() - exchange.since
         code = failure.code if failure else ""
         self.metrics.ended(exchange, status, code, seconds)
         self._recent.ended(exchange, status, code, first, seconds)
@@ -206,11 +206,11 @@ class Api:
                 },
             )
 
-    async def _models(self, request: Request, client: Client) -> None:
+    async def _models(self, head: Head, client: Client) -> None:
         try:
-            answer = await self._listed(canonical(request), texts(to_engine(request.pairs, key=self._keys is None)))
+            answer = await self._listed(canonical(head), texts(to_engine(head.pairs, key=self._keys is None)))
         except DeeplinkError as error:
-            client.answer(*self.refused(request, error))
+            client.answer(*self.refused(head, error))
         else:
             client.answer(answer.status, lines(answer.headers), answer.body)
 
@@ -251,8 +251,8 @@ def _library(path: str) -> bool:
     return path.startswith(LIBRARY) and path.split("/", 2)[1] in ("health", "metrics", "deeplink")
 
 
-def _not_allowed(request: Request, client: Client, methods: Sequence[str]) -> None:
-    message = f"{request.method} {request.path}: Method Not Allowed"
+def _not_allowed(head: Head, client: Client, methods: Sequence[str]) -> None:
+    message = f"{head.method} {head.path}: Method Not Allowed"
     allow = [("Allow", ",".join(sorted(methods)))]
     client.answer(405, lines(JSON + allow), openai.error(405, "method_not_allowed", message))
     client.done()

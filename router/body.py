@@ -89,8 +89,10 @@ def tokens(body: Body) -> int:
     prompt = body.fields.get("prompt")
     if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
         return len(prompt)
-    text = "".join(_texts(body))
-    return (len(text) if text.isascii() else len(text.encode(errors="replace"))) // 4 or 1
+    size = 0
+    for text in _texts(body):
+        size += len(text) if text.isascii() else len(text.encode(errors="replace"))
+    return size // 4 or 1
 
 
 def output(body: Body) -> int:

@@ -223,7 +223,7 @@ class _Seat(Hold):
         self._line = line
         self._grant = grant
         self._seat = seat
-        super().__init__(load, name, prefill, decode, _nothing)
+        super().__init__(load.of(name), prefill, decode, _nothing)
 
     def prefilled(self) -> None:
         if self._open and self.prefill:

@@ -11,10 +11,11 @@ from typing import Any
 
 from deeplink.errors import DecodeFailed
 from deeplink.router import openai, sse, usage
+from deeplink.router.asking import Asking
 from deeplink.router.chooser import Known
 from deeplink.router.engine import Engine
-from deeplink.router.exchange import Exchange
-from deeplink.router.headers import Headers, lines, raw_lines
+from deeplink.router.exchange import Exchange, Outgoing
+from deeplink.router.headers import JSON_LINE, Headers, lines, raw_lines
 from deeplink.router.kinds import LINGER, RANK, Part, rank_header
 from deeplink.router.upstream import Lost, Reply, Upstream
 
@@ -81,26 +82,27 @@ class Calls:
         Raises NotSent, or Lost also when the engine is given up. If it raises or is cancelled the call is
         dropped; with `fade` it is given what waits a little for an answer before it drops the call.
         """
-        rank = rank_header(engine)
+        rank, outgoing = rank_header(engine), exchange.outgoing
         if exchange.trace is None and not part.headers and not rank:
-            return await self._asked(engine, exchange, part.body, raw_lines(exchange.pairs), until, late, fade)
+            return await self._asked(engine, _asking(outgoing, part.body), part.body, until, late, fade)
         headers = [*exchange.headers, *part.headers]
         if exchange.trace is None:
-            return await self._asked(engine, exchange, part.body, _lines(headers, rank), until, late, fade)
+            asking = _asking(outgoing, part.body, _ranked(headers, rank))
+            return await self._asked(engine, asking, part.body, until, late, fade)
         with exchange.trace.call(engine.name, exchange.phase, headers) as traced:
-            return await self._asked(engine, exchange, part.body, _lines(traced, rank), until, late, fade)
+            asking = _asking(outgoing, part.body, _ranked(traced, rank))
+            return await self._asked(engine, asking, part.body, until, late, fade)
 
     async def _asked(
         self,
         engine: Engine,
-        exchange: Exchange,
+        asking: Asking,
         body: bytes,
-        head: bytes,
         until: float | None,
         late: Callable[[], Awaitable[None]] | None,
         fade: Callable[[Coroutine[Any, Any, None]], None] | None,
     ) -> Opened:
-        reply = self._send(engine, exchange, body, head)
+        reply = self._send(engine, asking, body)
         if until is None and fade is None:
             return await self.opened(reply)
         task = asyncio.create_task(opened(reply))
@@ -124,8 +126,9 @@ class Calls:
     def begin(self, engine: Engine, exchange: Exchange) -> Reply:
         """Sends the client's own request, and waits for nothing. Pass the reply to `opened`, or to `done` once it is
         over."""
-        head = raw_lines(exchange.pairs) if engine.rank is None else _lines(exchange.headers, rank_header(engine))
-        return self._send(engine, exchange, exchange.body.raw, head)
+        outgoing, body = exchange.outgoing, exchange.body.raw
+        headers = None if engine.rank is None else _ranked(outgoing.headers, rank_header(engine))
+        return self._send(engine, _asking(outgoing, body, headers), body)
 
     async def opened(self, reply: Reply) -> Opened:
         """As `ask`, of what was sent."""
@@ -139,18 +142,12 @@ class Calls:
     def done(self, reply: Reply) -> None:
         self._open.pop(reply, None)
 
-    def _send(self, engine: Engine, exchange: Exchange, body: bytes, head: bytes) -> Reply:
-        if body and not exchange.typed:
-            head += b"Content-Type: application/json\r\n"
-        nothing = b"" if exchange.method == "POST" else None
-        reply = self._upstream.call(exchange.method, engine.url, exchange.target, head, body or nothing)
-        self._watch(reply, engine)
-        return reply
-
-    def _watch(self, reply: Reply, engine: Engine) -> None:
+    def _send(self, engine: Engine, asking: Asking, body: bytes) -> Reply:
+        reply = self._upstream.call(engine.url, asking, body)
         self._open[reply] = engine
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._look)
+        return reply
 
     def _look(self) -> None:
         self._timer = None
@@ -229,8 +226,16 @@ def _dropped(task: asyncio.Task[Opened], reply: Reply) -> None:
     reply.close()
 
 
-def _lines(headers: Headers, rank: Headers) -> bytes:
-    return lines([pair for pair in headers if pair[0].lower() != RANK] + rank if rank else headers)
+def _asking(outgoing: Outgoing, body: bytes, headers: Headers | None = None) -> Asking:
+    """With these headers, if not with the client's own."""
+    if headers is None and (body or outgoing.typed):
+        return outgoing.asking
+    head = raw_lines(outgoing.pairs) if headers is None else lines(headers)
+    return Asking(outgoing.method, outgoing.target, head + JSON_LINE if body and not outgoing.typed else head)
+
+
+def _ranked(headers: Headers, rank: Headers) -> Headers:
+    return [pair for pair in headers if pair[0].lower() != RANK] + rank if rank else headers
 
 
 def _seen(task: asyncio.Task[Opened]) -> None:

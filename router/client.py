@@ -19,7 +19,8 @@ from deeplink.errors import DeeplinkError, InvalidRequest, RequestTooLarge
 from deeplink.router.answers import BODILESS, head
 from deeplink.router.clients import Clients, Running
 from deeplink.router.exchange import Source
-from deeplink.router.head import MAX_HEAD, MAX_HEADERS, MAX_LINE, Request, read, too_large
+from deeplink.router.head import MAX_HEAD, MAX_HEADERS, MAX_LINE, Head, read, too_large
+from deeplink.router.repeated import Repeated
 
 UPLOAD_SECONDS = 60.0
 """For a request's body."""
@@ -44,9 +45,11 @@ class Client(asyncio.Protocol):
         self._clients = clients
         self._api = clients.api
         self._loop = loop
-        self._request: Request | None = None  # of which not all is here
-        self._served: Request | None = None
-        self._waiting: deque[tuple[Request | None, DeeplinkError | None]] = deque()
+        self._request: Head | None = None  # of which not all is here
+        self._served: Head | None = None
+        self._waiting: deque[tuple[Head | None, bytes, DeeplinkError | None]] = deque()
+        self._repeated = Repeated[Head]()
+        self._fresh = b""  # the read with which a request began
         self._running: Running | None = None
         self._started = False
         self._source: Source | None = None
@@ -76,6 +79,13 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf or self._over:
             return
+        if not self._begun:
+            if self._served is None and not self._waiting:
+                body = self._repeated.body(data)
+                if body is not None and len(body) <= (head := self._repeated.meaning).limit:
+                    self._start(head, body)
+                    return
+            self._fresh = data
         self._chunk = size = len(data)
         self._read += size
         if self._served is not None:
@@ -149,7 +159,7 @@ class Client(asyncio.Protocol):
                 parser.get_http_version(),
                 parser.should_keep_alive(),
             )
-            self._limit = self._api.limit(request)
+            request.limit = self._limit = self._api.limit(request)
             if request.length > self._limit:
                 raise _too_large(self._limit)
         except DeeplinkError as error:
@@ -170,20 +180,24 @@ class Client(asyncio.Protocol):
             self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        request, parts = self._request, self._parts
+        request, parts, fresh = self._request, self._parts, self._fresh
+        self._fresh = b""
         if request is None:
             return
         self._request = None
+        body = b""
         if parts:
-            request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
             self._parts = []
         self._begun = False
         self._read = self._size = 0
         self._deaf = not request.keep
+        if fresh and request.repeats and self._repeated.remember(fresh, len(body)):
+            self._repeated.meaning = request = request.unsized()
         if self._served is None and not self._waiting:
-            self._start(request)
+            self._start(request, body)
         elif len(self._waiting) < MAX_WAITING:
-            self._waiting.append((request, None))
+            self._waiting.append((request, body, None))
         else:
             self._refuse(InvalidRequest(f"more than {MAX_WAITING} requests that wait for their answers"))
 
@@ -291,13 +305,13 @@ class Client(asyncio.Protocol):
         """Whether the connection ends with this answer."""
         return self._last or self._clients.closing or (self._served is not None and not self._served.keep)
 
-    def _start(self, request: Request) -> None:
-        self._served = request
+    def _start(self, head: Head, body: bytes) -> None:
+        self._served = head
         self._began = False
         if not self._full:
             self.until = _NEVER
         try:
-            self._api.start(request, self)
+            self._api.start(head, body, self)
         except Exception as exc:  # noqa: BLE001 - see _failed
             self._failed(exc)
 
@@ -333,9 +347,9 @@ class Client(asyncio.Protocol):
     def _next(self) -> None:
         if self._served is not None or self._full or self._over or not self._waiting:
             return
-        request, error = self._waiting.popleft()
+        request, body, error = self._waiting.popleft()
         if error is None and request is not None:
-            self._start(request)
+            self._start(request, body)
         elif error is not None:
             self._tell(request, error)
 
@@ -349,9 +363,9 @@ class Client(asyncio.Protocol):
         if self._served is None and not self._waiting:
             self._tell(request, error)
         else:
-            self._waiting.append((request, error))
+            self._waiting.append((request, b"", error))
 
-    def _tell(self, request: Request | None, error: DeeplinkError) -> None:
+    def _tell(self, request: Head | None, error: DeeplinkError) -> None:
         self._last = True
         self._served = request
         self.answer(*self._api.refused(request, error))

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from deeplink.errors import DeeplinkError
-from deeplink.router.head import Request
+from deeplink.router.head import Head
 
 if TYPE_CHECKING:
     from deeplink.router.client import Client
@@ -26,14 +26,14 @@ class Running(Protocol):
 class Api(Protocol):
     """Who answers what clients ask for."""
 
-    def limit(self, request: Request) -> int:
-        """How many bytes of body the request may have; asked once its head is here. Raises DeeplinkError if it is
-        refused for its head alone."""
+    def limit(self, head: Head) -> int:
+        """How many bytes of body the request may have; asked once its head is here, and not again for requests with the
+        same head. Raises DeeplinkError if it is refused for its head alone."""
 
-    def start(self, request: Request, client: Client) -> None:
+    def start(self, head: Head, body: bytes, client: Client) -> None:
         """Begins to answer through the client: at once, or by what it then says `runs` for it."""
 
-    def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, bytes, bytes]:
+    def refused(self, head: Head | None, error: DeeplinkError) -> tuple[int, bytes, bytes]:
         """Status, header lines and body for what is not served at all; None if it could not be read."""
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from deeplink.router.exchange import Exchange
 from deeplink.router.flow import Begun
-from deeplink.router.headers import PREFIX, lines, raw_lines, to_client
+from deeplink.router.headers import PREFIX, lines
 
 if TYPE_CHECKING:
     from deeplink.router.api import Api
@@ -22,33 +22,32 @@ if TYPE_CHECKING:
 class Direct:
     """What runs for a client, as a task would."""
 
-    __slots__ = ("_api", "_begun", "_client", "_exchange", "_since")
+    __slots__ = ("_api", "_begun", "_client", "_exchange")
 
-    def __init__(self, api: Api, client: Client, exchange: Exchange, begun: Begun, since: float) -> None:
+    def __init__(self, api: Api, client: Client, exchange: Exchange, begun: Begun) -> None:
         self._api = api
         self._client = client
         self._exchange = exchange
         self._begun = begun
-        self._since = since
         begun.reply.then(partial(client.guarded, self._answered))
 
     def cancel(self) -> None:
         """The client has left."""
         self._begun.reply.then(_nothing)
         self._begun.drop()
-        self._api.note(self._exchange, "gone", None, self._since, 0.0)
+        self._api.note(self._exchange, "gone", None, 0.0)
         self._client.done()
 
     def _answered(self) -> None:
         api, client, exchange, begun = self._api, self._client, self._exchange, self._begun
         data = api.flow.ended(exchange, begun)
         if data is None:
-            client.task(api.serve(exchange, client, begun, self._since))
+            client.task(api.serve(exchange, client, begun))
             return
-        first = time.monotonic() - self._since
+        first = time.monotonic() - exchange.since
         api.metrics.first_byte(exchange, first)
-        client.answer(200, raw_lines(to_client(begun.reply.pairs)) + _marks(exchange.decode), data)
-        api.note(exchange, "200", None, self._since, first)
+        client.answer(200, begun.reply.heading.passed + _marks(exchange.decode), data)
+        api.note(exchange, "200", None, first)
         client.done()
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from deeplink.errors import DeeplinkError
+from deeplink.router.asking import Asking
 from deeplink.router.body import Body
 from deeplink.router.engine import Engine
-from deeplink.router.headers import PREFIX, Headers, texts
+from deeplink.router.headers import JSON_LINE, PREFIX, Headers, raw_lines, texts
 from deeplink.router.names import Names
 from deeplink.router.tracing import Trace
 
@@ -22,26 +23,42 @@ GENERATING = ("/v1/completions", "/v1/chat/completions")
 Phase = Literal["arrived", "prefilling", "decoding", "done"]
 
 
+class Outgoing:
+    """What engines get of a request's head; the same for all requests with that head.
+
+    `target` is the path with the client's query, as the engines get it; `pairs` are the client's headers that they get,
+    `typed` whether one of them says what the body is. `asking` is all that as it is sent before a body. `generates`:
+    the answer is made token after token from a prompt, so that it can be handed over.
+    """
+
+    __slots__ = ("asking", "generates", "method", "pairs", "path", "target", "typed")
+
+    def __init__(self, method: str, path: str, target: str, pairs: list[tuple[bytes, bytes]], typed: bool) -> None:
+        self.method, self.path, self.target, self.pairs, self.typed = method, path, target, pairs, typed
+        self.generates = path in GENERATING
+        self.asking = Asking(method, target, raw_lines(pairs) + (b"" if typed else JSON_LINE))
+
+    @property
+    def headers(self) -> Headers:
+        return texts(self.pairs)
+
+
 @dataclass(eq=False)
 class Exchange:
     """What the flow does for it is written down here as it happens; the log and the answer's headers read it.
 
-    `phase` is done only when the whole answer has come from the engine: until then something may be left to
-    cancel. `error` is set where the answer had begun and could not be completed. `target` is the path with
-    the client's query, as the engines get it; `pairs` are the client's headers that they get, `typed`
-    whether one of them says what the body is. `asked` are the engines
+    `since` is when it arrived, of time.monotonic. `phase` is done only when the whole answer has come from the engine:
+    until then something may be left to cancel. `error` is set where the answer had begun and could not be completed.
+    `asked` are the engines
     that have been sent their part of the handoff, `tries` how many more times something may be tried again, `tried` how
     many times it was. `cached` is what the prefill engine said of the prompt tokens it had cached. `ends` are the
     handoffs that were begun for it: who prefilled, who was last to decode, and whether it was finished. `trace` is set
     if spans are made, `need` once what matters to the choice is known.
     """
 
-    path: str
-    target: str
-    pairs: list[tuple[bytes, bytes]]
+    outgoing: Outgoing
     body: Body
-    method: str = "POST"
-    typed: bool = True
+    since: float
     # Most requests never set these: until then they are the class's.
     phase: Phase = field(default="arrived", init=False)
     handoff: str = field(default="", init=False)
@@ -56,13 +73,22 @@ class Exchange:
     trace: Trace | None = field(default=None, init=False)
     need: Need | None = field(default=None, init=False)
 
-    @property
-    def headers(self) -> Headers:
-        return texts(self.pairs)
-
     def handed(self) -> None:
         """A handoff has come to its end, whatever that is."""
         self.ends += ((self.prefill, self.decode, self.finished),)
+
+    @property
+    def path(self) -> str:
+        return self.outgoing.path
+
+    @property
+    def generates(self) -> bool:
+        return self.outgoing.generates
+
+    @property
+    def headers(self) -> Headers:
+        """Those of the client's that engines get."""
+        return self.outgoing.headers
 
     @property
     def chat(self) -> bool:
@@ -77,14 +103,9 @@ class Exchange:
     def finished(self) -> bool:
         return self.phase == "done"
 
-    @property
-    def generates(self) -> bool:
-        """Whether the answer is made token after token from a prompt, so that it can be handed over."""
-        return self.path in GENERATING
-
     def session(self, header: Names[bool]) -> str:
         """What the client names its session by, the beginning of it if that is long; "" if by nothing."""
-        for name, value in self.pairs:
+        for name, value in self.outgoing.pairs:
             if header[name] and value:
                 return value.decode("utf-8", "surrogateescape")[:MAX_SESSION]
         user = self.body.fields.get("user")

@@ -178,7 +178,7 @@ class Flow:
             return None
         table = self._fleet.table
         able = [engine for engine in table.engines if engine.events and not engine.down]
-        asked = min(able, key=lambda engine: admission.load.requests[engine.name], default=None)
+        asked = min(able, key=lambda engine: admission.load.of(engine.name).requests, default=None)
         chains = await self._prompts.chains(exchange.body, asked, admission.sizes)
         if chains is None:
             admission.guess()

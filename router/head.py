@@ -6,12 +6,16 @@ belong. Here are the rest, and the limits that it does not have.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from deeplink.errors import InvalidRequest
 from deeplink.router.exchange import GENERATING
 from deeplink.router.names import Names
+
+if TYPE_CHECKING:
+    from deeplink.router.exchange import Outgoing
 
 MAX_HEAD = 64 << 10
 """Bytes of a request's head, and of what frames its chunks beyond what that takes."""
@@ -23,7 +27,7 @@ _CHUNKED = b"chunked"
 _PLAIN = frozenset(GENERATING)
 """Targets that need no reading."""
 _MORE = (b"connection", b"expect", b"transfer-encoding", b"upgrade")
-"""Those of `Request.given` that may come several times."""
+"""Those of `Head.given` that may come several times."""
 _READ = Names(
     {
         name.decode(): name
@@ -34,10 +38,11 @@ _READ = Names(
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """One request as it arrived. `target` is as it was sent, `path` decoded and without the query; `pairs` are all
-    headers, names as they were sent; `given` those about the request itself, by their names in lower case. `modern`:
-    its answer may come in chunks; `keep`: others may follow on its connection."""
+class Head:
+    """That of a request as it arrived. `target` is as it was sent, `path` decoded and without the query; `pairs` are
+    all headers, names as they were sent; `given` those about the request itself, by their names in lower case.
+    `modern`: its answer may come in chunks; `keep`: others may follow on its connection. `limit` is how many bytes of
+    body it may have, `outgoing` what engines get of it, once that was asked for."""
 
     method: str
     target: str
@@ -46,7 +51,8 @@ class Request:
     given: dict[bytes, bytes]
     modern: bool
     keep: bool
-    body: bytes = b""
+    limit: int = 0
+    outgoing: Outgoing | None = None
 
     @property
     def length(self) -> int:
@@ -60,8 +66,20 @@ class Request:
         waits = b"expect" in given and given[b"expect"].lower() == b"100-continue"
         return waits and self.modern and (self.length > 0 or b"transfer-encoding" in given)
 
+    @property
+    def repeats(self) -> bool:
+        """Whether all that is here is so for any request whose head differs only in its length."""
+        given = self.given
+        return self.keep and b"content-length" in given and b"expect" not in given
 
-def read(method: str, target: str, pairs: list[tuple[bytes, bytes]], version: str, keep: bool) -> Request:
+    def unsized(self) -> Head:
+        """The same, of a request of another length."""
+        pairs = [pair for pair in self.pairs if _READ[pair[0]] != b"content-length"]
+        given = {name: value for name, value in self.given.items() if name != b"content-length"}
+        return replace(self, pairs=pairs, given=given)
+
+
+def read(method: str, target: str, pairs: list[tuple[bytes, bytes]], version: str, keep: bool) -> Head:
     """Raises InvalidRequest for what is refused although it could be parsed."""
     given: dict[bytes, bytes] = {}
     count = 0
@@ -83,7 +101,7 @@ def read(method: str, target: str, pairs: list[tuple[bytes, bytes]], version: st
     path = target if target in _PLAIN else decoded(target)
     if path is None:
         raise InvalidRequest("the target is not a path")
-    return Request(method, target, path, pairs, given, modern, keep and modern)
+    return Head(method, target, path, pairs, given, modern, keep and modern)
 
 
 def _joined(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
@@ -124,9 +142,9 @@ def decoded(target: str) -> str | None:
         return None
 
 
-def canonical(request: Request) -> str:
+def canonical(head: Head) -> str:
     """The target with its path written in the one way in which an engine cannot read it as another."""
-    if request.target == request.path:
-        return request.path
-    raw, mark, query = request.target.partition("?")
-    return (raw if raw == request.path else quote(request.path, safe="/:@!$&'()*+,;=~-._")) + mark + query
+    if head.target == head.path:
+        return head.path
+    raw, mark, query = head.target.partition("?")
+    return (raw if raw == head.path else quote(head.path, safe="/:@!$&'()*+,;=~-._")) + mark + query

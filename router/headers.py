@@ -10,6 +10,7 @@ from deeplink.router.names import Names
 Headers = list[tuple[str, str]]
 
 PREFIX = "x-deeplink-"
+JSON_LINE = b"Content-Type: application/json\r\n"
 _OURS_TOO = "x-override-bootstrap-"
 """With these SGLang lets a client say whose cache is to be read."""
 _HOP = {

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from deeplink.router.client import Client
-from deeplink.router.head import Request
+from deeplink.router.head import Head
 
 MAX_BODY = 64 << 10
 """Bytes that such a request may have: it is held whole."""
@@ -27,12 +27,12 @@ class Inner(asyncio.Transport):
         self._protocol = protocol
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, request: Request) -> None:
+    async def serve(self, head: Head, body: bytes) -> None:
         """Returns when the answer is out. Cancelled, the library sees its client leave."""
         protocol = self._protocol
         protocol.connection_made(self)
         try:
-            protocol.data_received(written(request))
+            protocol.data_received(written(head, body))
             await self._over
         finally:
             self.close()
@@ -72,13 +72,13 @@ class Inner(asyncio.Transport):
         return self._protocol
 
 
-def written(request: Request) -> bytes:
+def written(head: Head, body: bytes) -> bytes:
     """The request as the last one of a connection."""
-    lines = [b"%b: %b\r\n" % pair for pair in request.pairs if pair[0].lower() not in _DROPPED]
-    start = f"{request.method} {request.target} HTTP/1.{int(request.modern)}\r\n".encode("latin-1")
-    end = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(request.body)
-    return b"".join((start, *lines, end, request.body))
+    lines = [b"%b: %b\r\n" % pair for pair in head.pairs if pair[0].lower() not in _DROPPED]
+    start = f"{head.method} {head.target} HTTP/1.{int(head.modern)}\r\n".encode("latin-1")
+    end = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return b"".join((start, *lines, end, body))
 
 
-async def serve(server: web.Server, request: Request, client: Client) -> None:
-    await Inner(client, server(), client.peer).serve(request)
+async def serve(server: web.Server, head: Head, body: bytes, client: Client) -> None:
+    await Inner(client, server(), client.peer).serve(head, body)

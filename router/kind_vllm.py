@@ -204,7 +204,7 @@ class VllmHanding:
 
     async def _spend(self, consumer: Engine, body: bytes) -> None:
         headers = [*self.exchange.headers, *rank_header(consumer)]
-        reply = await self.tools.upstream.post(consumer.url + self.exchange.target, body, headers)
+        reply = await self.tools.upstream.post(consumer.url + self.exchange.outgoing.target, body, headers)
         try:
             await reply.read(MAX_METRICS)
         finally:

@@ -12,7 +12,9 @@ from typing import Protocol
 import httptools
 
 from deeplink.router.head import MAX_HEAD
+from deeplink.router.headers import raw_lines, to_client
 from deeplink.router.names import Names
+from deeplink.router.repeated import Repeated
 
 PIECE = 256 << 10
 """Bytes of a body that are given to the connection at a time."""
@@ -48,14 +50,39 @@ class Asker(Protocol):
     def sent(self, line: Line) -> None:
         """The request is on its way there."""
 
-    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, media: bytes) -> None:
-        """`framed`: HTTP itself tells a complete answer from one cut short; `media` is the type of its content."""
+    def began(self, heading: Heading) -> None:
+        """The head is here."""
 
     def came(self, data: bytes) -> None:
         """More of the body; called once for all that was read at a time."""
 
     def ended(self, why: str = "") -> None:
         """The whole answer is here, or never will be, and why."""
+
+    def answered(self, heading: Heading, body: bytes) -> None:
+        """All of that at once."""
+
+
+class Heading:
+    """The head of an answer. `framed`: HTTP itself tells a complete answer from one cut short; `media` is the type of
+    its content; `passed` are the lines of it that clients get."""
+
+    __slots__ = ("_passed", "framed", "media", "pairs", "status")
+
+    def __init__(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, media: bytes) -> None:
+        self.status, self.pairs, self.framed, self.media = status, pairs, framed, media
+        self._passed: bytes | None = None
+
+    @property
+    def passed(self) -> bytes:
+        if self._passed is None:
+            self._passed = raw_lines(to_client(self.pairs))
+        return self._passed
+
+    def unsized(self) -> Heading:
+        """The same, of an answer of another length."""
+        pairs = [pair for pair in self.pairs if _READ[pair[0]] != _LENGTH]
+        return Heading(self.status, pairs, self.framed, self.media)
 
 
 class Line(asyncio.Protocol):
@@ -65,11 +92,13 @@ class Line(asyncio.Protocol):
         self._owner = owner
         self._first = (asker, head, body)
         self._asker: Asker | None = None
+        self._heading: Heading | None = None
+        self._repeated = Repeated[Heading]()
         self._parts: list[bytes] = []
         self._rest: memoryview | None = None
         self._pairs: list[tuple[bytes, bytes]] = []
         self._size = 0
-        self._began = self._complete = self._framed = self._over = self._paused = False
+        self._complete = self._over = self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
@@ -86,7 +115,9 @@ class Line(asyncio.Protocol):
         """Sends a request. The line must be free."""
         self._asker = asker
         asker.sent(self)
-        self._began = self._complete = False
+        self._heading = None
+        self._size = 0
+        self._complete = False
         if len(body) <= PIECE:
             self._transport.write(head + body)
         else:
@@ -116,27 +147,33 @@ class Line(asyncio.Protocol):
         if (asker := self._asker) is None:  # nobody has asked for it
             self.drop()
             return
+        fresh = self._heading is None and not self._size
+        if fresh and (body := self._repeated.body(data)) is not None:
+            self._asker = None
+            self._ready()
+            asker.answered(self._repeated.meaning, body)
+            return
         why = ""
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             why = NOT_HTTP
-        if not self._began:
+        if (heading := self._heading) is None:
             self._size += len(data)
             if why or self._size > 2 * MAX_HEAD:
                 self._fail(why or TOO_LARGE)
             return
+        body = b""
         if parts := self._parts:
-            asker.came(parts[0] if len(parts) == 1 else b"".join(parts))
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
+            asker.came(body)
         if self._complete:
             self._asker = None
-            if why or self._over or self._rest or self._transport.get_write_buffer_size():
-                self.drop()  # it wants no other request, or has answered before it had all of this one
-            else:
-                if self._paused:
-                    self.resume()
-                self._owner.free(self)
+            self._over = self._over or bool(why)
+            if fresh and not self._over and heading.status == 200 and self._repeated.remember(data, len(body)):
+                self._repeated.meaning = heading.unsized()
+            self._ready()
             asker.ended()
         elif why:
             self._fail(why)
@@ -148,12 +185,21 @@ class Line(asyncio.Protocol):
         if (asker := self._asker) is not None:
             self._asker = None
             # Without a length the end of the connection is that of the answer.
-            cut = exc is not None or self._framed
-            asker.ended(BEFORE if not self._began else MIDDLE if cut else "")
+            cut = exc is not None or (self._heading is not None and self._heading.framed)
+            asker.ended(BEFORE if self._heading is None else MIDDLE if cut else "")
 
     def resume_writing(self) -> None:
         if self._rest is not None:
             self._push()
+
+    def _ready(self) -> None:
+        """The whole answer is here: for another request, if it takes one."""
+        if self._over or self._rest or self._transport.get_write_buffer_size():
+            self.drop()  # it wants no other request, or has answered before it had all of this one
+        else:
+            if self._paused:
+                self.resume()
+            self._owner.free(self)
 
     def _push(self) -> None:
         """Gives the connection as much of the body as it takes."""
@@ -178,14 +224,13 @@ class Line(asyncio.Protocol):
         self._size = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._began:  # nobody reads trailers
+        if self._heading is None:  # nobody reads trailers
             self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._complete or status < 200 or self._asker is None:
             return
-        self._began = True
         framed, media, pairs = status in _BODILESS, b"", self._pairs
         for name, value in pairs:
             if known := _READ[name]:
@@ -193,14 +238,14 @@ class Line(asyncio.Protocol):
                     framed = True
                 elif known == _TYPE:
                     media = value
-        self._framed = framed
-        self._asker.began(status, pairs, framed, media)
+        self._heading = heading = Heading(status, pairs, framed, media)
+        self._asker.began(heading)
 
     def on_body(self, data: bytes) -> None:
         if not self._complete:
             self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        if self._began:  # else it is an interim answer, and the one that counts follows
+        if self._heading is not None:  # else it is an interim answer, and the one that counts follows
             self._complete = True
             self._over = self._over or not self._parser.should_keep_alive()

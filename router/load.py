@@ -6,36 +6,37 @@ A request counts from the moment it is given to an engine, before anything is se
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
+
+from deeplink.router.policy import View
 
 SMOOTHING = 0.2
 """Weight of the newest request in what a token took lately."""
 
 
 class Hold:
-    """One request at one engine. A context manager; ending it twice is harmless."""
+    """One request at one engine, counted in what policies see of that. A context manager; ending it twice is harmless.
+    `ended` is called once."""
 
-    __slots__ = ("_began", "_ended", "_load", "_name", "_open", "decode", "prefill", "total")
+    __slots__ = ("_began", "_ended", "_open", "_view", "decode", "prefill", "total")
 
-    def __init__(self, load: Load, name: str, prefill: int, decode: int, ended: Callable[[], None]) -> None:
-        self._load = load
+    def __init__(self, view: View, prefill: int, decode: int, ended: Callable[[], None]) -> None:
+        self._view = view
         self._ended = ended
-        self._name = name
         self._began = time.monotonic()
         self._open = True
         self.prefill = prefill
         self.decode = decode
         self.total = prefill + decode
-        load.prefill[name] += prefill
-        load.decode[name] += decode
-        load.requests[name] += 1
+        view.prefill += prefill
+        view.decode += decode
+        view.requests += 1
 
     def prefilled(self) -> None:
         """The prompt has been computed; what is left is to decode."""
         if self._open:
-            self._load.prefill[self._name] -= self.prefill
+            self._view.prefill -= self.prefill
             self.prefill = 0
 
     def end(self, *, well: bool = False) -> None:
@@ -43,9 +44,13 @@ class Hold:
         if not self._open:
             return
         self._open = False
-        self._load.release(self._name, self.prefill, self.decode)
+        view = self._view
+        view.prefill -= self.prefill
+        view.decode -= self.decode
+        view.requests -= 1
         if well and self.total:
-            self._load.observe(self._name, (time.monotonic() - self._began) / self.total)
+            seconds, old = (time.monotonic() - self._began) / self.total, view.seconds
+            view.seconds = old + SMOOTHING * (seconds - old) if old else seconds
         self._ended()
 
     def __enter__(self) -> Hold:
@@ -58,46 +63,38 @@ class Hold:
 
 
 class Load:
-    """`seconds` is what a token took lately, by engine. `others` is what other routers have given to an engine: tokens
-    to prefill and to decode, and requests."""
+    """`others` is what other routers have given to an engine: tokens to prefill and to decode, and requests."""
 
     def __init__(self) -> None:
-        self.prefill: Counter[str] = Counter()
-        self.decode: Counter[str] = Counter()
-        self.requests: Counter[str] = Counter()
-        self.seconds: dict[str, float] = {}
+        self._views: dict[str, View] = {}
         self.others: dict[str, tuple[int, int, int]] = {}
+
+    def of(self, name: str) -> View:
+        """What this router has given to an engine, and what a token took there lately: always the same object, which
+        changes with what it tells."""
+        view = self._views.get(name)
+        if view is None:
+            view = self._views[name] = View(name)
+        return view
 
     def counts(self) -> dict[str, tuple[int, int, int]]:
         """What this router has given, as others read it."""
-        names = {name for name, count in self.requests.items() if count}
-        return {name: (self.prefill[name], self.decode[name], self.requests[name]) for name in names}
+        return {name: (view.prefill, view.decode, view.requests) for name, view in self._views.items() if view.requests}
 
     def all(self, name: str) -> tuple[int, int, int]:
         """Of all routers."""
-        mine = self.prefill[name], self.decode[name], self.requests[name]
-        if not self.others:
-            return mine
+        mine = self.of(name)
         prefill, decode, requests = self.others.get(name, (0, 0, 0))
-        return mine[0] + prefill, mine[1] + decode, mine[2] + requests
+        return mine.prefill + prefill, mine.decode + decode, mine.requests + requests
 
     def take(self, name: str, *, prefill: int = 0, decode: int = 0, ended: Callable[[], None] = lambda: None) -> Hold:
         """`ended` is called once, when the hold has ended."""
-        return Hold(self, name, prefill, decode, ended)
-
-    def release(self, name: str, prefill: int, decode: int) -> None:
-        self.prefill[name] -= prefill
-        self.decode[name] -= decode
-        self.requests[name] -= 1
-
-    def observe(self, name: str, seconds: float) -> None:
-        old = self.seconds.get(name)
-        self.seconds[name] = seconds if old is None else old + SMOOTHING * (seconds - old)
+        return Hold(self.of(name), prefill, decode, ended)
 
     def forget(self, name: str) -> None:
         """What was observed of an engine that is another one now."""
-        self.seconds.pop(name, None)
+        self.of(name).seconds = 0.0
 
     @property
     def idle(self) -> bool:
-        return not any(self.requests.values()) and not any(self.prefill.values()) and not any(self.decode.values())
+        return not any(view.requests or view.prefill or view.decode for view in self._views.values())

@@ -125,9 +125,10 @@ class _Now(Collector):
             up.add_metric((name, engine.role), float(not engine.down))
             taking.add_metric((name,), float(not engine.down and name not in shut))
             use.add_metric((name,), self._fleet.use(name))
-            requests.add_metric((name,), load.requests[name])
-            tokens.add_metric((name, "prefill"), load.prefill[name])
-            tokens.add_metric((name, "decode"), load.decode[name])
+            given = load.of(name)
+            requests.add_metric((name,), given.requests)
+            tokens.add_metric((name, "prefill"), given.prefill)
+            tokens.add_metric((name, "decode"), given.decode)
         yield from (up, taking, use, requests, tokens)
         index = self._admission.index
         exact = GaugeMetricFamily(

@@ -29,9 +29,9 @@ def overview(fleet: Fleet, admission: Admission, recent: Recent) -> dict[str, An
                 "state": _state(engine.down, engine.name in shut),
                 "why": engine.down or (shut[engine.name].why if engine.name in shut else ""),
                 "kv_use": round(fleet.use(engine.name), 4),
-                "requests": load.requests[engine.name],
-                "prefill_tokens": load.prefill[engine.name],
-                "decode_tokens": load.decode[engine.name],
+                "requests": load.of(engine.name).requests,
+                "prefill_tokens": load.of(engine.name).prefill,
+                "decode_tokens": load.of(engine.name).decode,
             }
             for engine in engines
         ],

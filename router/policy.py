@@ -14,10 +14,9 @@ from typing import Literal
 Work = Literal["prefill", "decode"]
 
 
-# Frozen ones take three times as long to make, and of these there is one for every engine and request.
 @dataclass(slots=True)
 class View:
-    """One engine as a policy sees it; not to be changed.
+    """One engine as a policy sees it while it is asked; not to be changed, nor kept: it goes on with the load.
 
     `prefill` and `decode` are tokens of requests that were given to it and have not ended: those of prompts not yet
     prefilled, and those whose cache it holds or may come to hold. `requests` counts the same requests. `seconds` is

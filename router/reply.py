@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from deeplink.router.headers import texts
-from deeplink.router.line import Line
+from deeplink.router.line import Heading, Line
 
 AHEAD = 1 << 18
 """Bytes of an answer that are read before anyone wants them."""
+
+
+_NO_HEADING = Heading(0, [], False, b"")
 
 
 class Lost(Exception):
@@ -28,8 +31,7 @@ class Reply:
 
     # Most of these are set late, if at all: until then they are the class's.
     status = 0
-    pairs: Sequence[tuple[bytes, bytes]] = ()
-    framed = False
+    heading: Heading = _NO_HEADING
     heard = 0.0
     streams = False
     """Whether its body are server-sent events."""
@@ -47,6 +49,14 @@ class Reply:
 
     def __init__(self) -> None:
         self._data: list[bytes] = []
+
+    @property
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        return self.heading.pairs
+
+    @property
+    def framed(self) -> bool:
+        return self.heading.framed
 
     @property
     def headers(self) -> list[tuple[str, str]]:
@@ -171,15 +181,24 @@ class Reply:
         self._unsent = True
         self.ended(why)
 
-    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, media: bytes) -> None:
-        self.status, self.pairs, self.framed = status, pairs, framed
+    def began(self, heading: Heading) -> None:
+        self._headed(heading)
         self.heard = time.monotonic()
-        if media != b"application/json":
-            self.streams = media.partition(b";")[0].strip().lower() == b"text/event-stream"
         if self._waiter is not None:
             self._wake()
         elif self.streams and self._then is not None:
             self._tell()
+
+    def _headed(self, heading: Heading) -> None:
+        self.heading, self.status = heading, heading.status
+        if heading.media != b"application/json":
+            self.streams = heading.media.partition(b";")[0].strip().lower() == b"text/event-stream"
+
+    def answered(self, heading: Heading, body: bytes) -> None:
+        self._headed(heading)
+        if body:
+            self._data.append(body)
+        self.ended()
 
     def came(self, data: bytes) -> None:
         if self.over:

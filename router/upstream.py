@@ -9,7 +9,8 @@ import time
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from deeplink.router.headers import lines
+from deeplink.router.asking import Asking
+from deeplink.router.headers import JSON_LINE, lines
 from deeplink.router.line import Line
 from deeplink.router.reply import Lost, NotSent, Reply
 
@@ -76,25 +77,25 @@ class Upstream:
 
     async def post(self, url: str, body: bytes, headers: Collection[tuple[str, str]]) -> Reply:
         """Returns once the answer's headers are here. Raises NotSent or Lost."""
-        return await self.send("POST", url, headers, body)
+        return await self._send("POST", url, headers, body)
 
     async def get(self, url: str, headers: Collection[tuple[str, str]]) -> Reply:
-        return await self.send("GET", url, headers, None)
+        return await self._send("GET", url, headers, b"")
 
-    async def send(self, method: str, url: str, headers: Collection[tuple[str, str]], body: bytes | None) -> Reply:
-        """As `post`."""
+    async def _send(self, method: str, url: str, headers: Collection[tuple[str, str]], body: bytes) -> Reply:
         at = url.find("/", len("https://"))
         base, target = (url[:at], url[at:]) if at > 0 else (url, "/")
         head = lines(headers)
-        if body is not None and all(name.lower() != "content-type" for name, _ in headers):
-            head += b"Content-Type: application/json\r\n"
-        reply = self.call(method, base, target, head, body)
+        if method == "POST" and all(name.lower() != "content-type" for name, _ in headers):
+            head += JSON_LINE
+        reply = self.call(base, Asking(method, target, head), body)
         with reply.closed_unless_done():
             await reply.begun()
         return reply
 
-    def call(self, method: str, base: str, target: str, head: bytes, body: bytes | None) -> Reply:
-        """Asks, and waits for nothing; what fails is told by the reply. `head` are header lines (`lines`)."""
+    def call(self, base: str, asking: Asking, body: bytes) -> Reply:
+        """Asks, and waits for nothing; what fails is told by the reply. An empty body is said to be one where the
+        method is one of those that have any."""
         reply = Reply()
         origin = self._origins.get(base)
         if origin is None:
@@ -103,14 +104,13 @@ class Upstream:
             except ValueError:
                 reply.unsent(f"cannot connect: {base} is no address")
                 return reply
-        length = b"" if body is None else b"Content-Length: %d\r\n" % len(body)
-        # Bytes are passed on as they are, so nothing may be compressed on the way.
-        start = f"{method} {target} HTTP/1.1\r\nHost: {origin.name}\r\nAccept-Encoding: identity\r\n".encode("latin-1")
-        whole = b"%b%b%b\r\n" % (start, head, length)
+        start = asking.head(origin.name)
+        said = body or asking.method == "POST"
+        head = b"%bContent-Length: %d\r\n\r\n" % (start, len(body)) if said else start + b"\r\n"
         if (line := origin.take()) is not None:
-            line.ask(reply, whole, body or b"")
+            line.ask(reply, head, body)
         else:
-            task = self._loop.create_task(self._connect(origin, reply, whole, body or b""))
+            task = self._loop.create_task(self._connect(origin, reply, head, body))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
         return reply

@@ -26,7 +26,7 @@ from deeplink.router.client import Client
 from deeplink.router.clients import Clients
 from deeplink.router.control import Control
 from deeplink.router.flow import Flow
-from deeplink.router.head import Request
+from deeplink.router.head import Head
 from deeplink.router.keys import Keys
 from deeplink.router.serve import SHUTDOWN_SECONDS, load_tls, loop_runner, spare_the_collector
 from deeplink.router.tracing import Spans
@@ -141,7 +141,7 @@ class _Reading:
         self.free.set()
 
 
-async def _forward(path: str, request: Request, client: Client) -> None:
+async def _forward(path: str, head: Head, body: bytes, client: Client) -> None:
     """Health, metrics, the page and the operators' API are the owner's to answer, whichever worker is asked."""
     try:
         reader, writer = await asyncio.open_unix_connection(path)
@@ -149,7 +149,7 @@ async def _forward(path: str, request: Request, client: Client) -> None:
         client.answer(*told(*failed(NoEngine(UNREACHED), [])))
         return
     try:
-        writer.write(inner.written(request))
+        writer.write(inner.written(head, body))
         reading = _Reading()
         while data := await reader.read(PIECE):
             client.raw(data, reading)

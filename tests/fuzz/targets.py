@@ -260,7 +260,7 @@ def _answers(written: bytes, api: Echo) -> int:
             length = re.search(rb"\r\nContent-Length: (\d+)", head)
             assert head.startswith(b"HTTP/1.1 ")
             assert length is not None
-            bodiless = count < len(api.requests) and api.requests[count].method == "HEAD"
+            bodiless = count < len(api.requests) and api.requests[count][0].method == "HEAD"
             size = 0 if bodiless else int(length[1])
             assert len(written) >= size
             written = written[size:]

@@ -8,8 +8,8 @@ from typing import Any
 
 from deeplink.errors import DeeplinkError
 from deeplink.router.client import Client
-from deeplink.router.head import Request
-from deeplink.router.line import Line
+from deeplink.router.head import Head
+from deeplink.router.line import Heading, Line
 
 
 class Wire(asyncio.Transport):
@@ -58,18 +58,18 @@ class Echo:
     def __init__(self, later: Callable[[Callable[[], None]], Any] | None = None, most: int = 1 << 20) -> None:
         self.later = later
         self.most = most
-        self.requests: list[Request] = []
+        self.requests: list[tuple[Head, bytes]] = []
         self.refusals: list[DeeplinkError] = []
         self.cancelled = 0
 
-    def limit(self, request: Request) -> int:
+    def limit(self, head: Head) -> int:
         return self.most
 
-    def start(self, request: Request, client: Client) -> None:
-        self.requests.append(request)
+    def start(self, head: Head, body: bytes, client: Client) -> None:
+        self.requests.append((head, body))
 
         def answer() -> None:
-            client.answer(200, b"", request.body)
+            client.answer(200, b"", body)
             client.done()
 
         if self.later is None:
@@ -81,7 +81,7 @@ class Echo:
     def cancel(self) -> None:
         self.cancelled += 1
 
-    def refused(self, request: Request | None, error: DeeplinkError) -> tuple[int, bytes, bytes]:
+    def refused(self, head: Head | None, error: DeeplinkError) -> tuple[int, bytes, bytes]:
         self.refusals.append(error)
         return error.status, b"", b""
 
@@ -114,9 +114,9 @@ class Asker:
     def sent(self, line: Line) -> None:
         assert not self.over
 
-    def began(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, media: bytes) -> None:
+    def began(self, heading: Heading) -> None:
         assert not self.status
-        self.status, self.framed = status, framed
+        self.status, self.framed = heading.status, heading.framed
 
     def came(self, data: bytes) -> None:
         assert data
@@ -126,3 +126,9 @@ class Asker:
 
     def ended(self, why: str = "") -> None:
         self.whys.append(why)
+
+    def answered(self, heading: Heading, body: bytes) -> None:
+        self.began(heading)
+        if body:
+            self.came(body)
+        self.ended()

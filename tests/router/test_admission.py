@@ -83,8 +83,8 @@ def test_load_counts_from_the_choice_on() -> None:
                 holds.append(made.take(choice.prefill, SPLIT, prefill=True, decode=False))
                 holds.append(made.take(choice.decode, SPLIT, prefill=False, decode=True))
                 seen[choice.prefill.name, choice.decode.name] += 1
-            assert made.load.prefill == {"a": 400, "b": 400, "c": 0, "d": 0}
-            assert made.load.decode == {"c": 440, "d": 440, "a": 0, "b": 0}
+            assert {name: made.load.of(name).prefill for name in "abcd"} == {"a": 400, "b": 400, "c": 0, "d": 0}
+            assert {name: made.load.of(name).decode for name in "abcd"} == {"c": 440, "d": 440, "a": 0, "b": 0}
             for hold in holds:
                 hold.end()
                 hold.end()
@@ -152,7 +152,7 @@ def test_requests_wait_in_turn_while_all_are_full() -> None:
                 choice = await made.choose(WHOLE)
                 assert isinstance(choice, Plain)
                 with made.take(choice.engine, WHOLE, prefill=True, decode=True):
-                    assert made.load.requests["a"] == 1
+                    assert made.load.of("a").requests == 1
                     order.append(number)
                     await asyncio.sleep(0.02)
 

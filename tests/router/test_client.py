@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from deeplink.router.client import LINGER_SECONDS, MAX_WAITING, Client
 from deeplink.router.clients import Clients
-from deeplink.router.head import MAX_HEAD, MAX_HEADERS, MAX_LINE
+from deeplink.router.head import MAX_HEAD, MAX_HEADERS, MAX_LINE, Head
 
 from .fake_wire import Echo, Wire
 
@@ -101,7 +101,7 @@ def test_requests_are_the_same_however_they_are_cut(
             await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert [(one.target, one.body) for one in api.requests] == [(target, body) for body, _, target in asked]
+        assert [(head.target, body) for head, body in api.requests] == [(target, body) for body, _, target in asked]
         assert Reader(bytes(wire.written)).found == [(200, body) for body, _, _ in asked]
         assert not api.refusals
         assert not wire.closed
@@ -131,7 +131,7 @@ def test_whatever_comes_is_a_request_or_is_refused_once(
         for _ in range(20):
             await asyncio.sleep(0)
         answers = Reader(bytes(wire.written)).found
-        assert [body for status, body in answers if status == 200] == [one.body for one in api.requests]
+        assert [body for status, body in answers if status == 200] == [body for _, body in api.requests]
         assert len(api.refusals) == len(answers) - len(api.requests) <= 1
         if api.refusals:
             assert answers[-1][0] == api.refusals[0].status
@@ -231,7 +231,7 @@ def test_what_comes_before_its_turn_is_not_read_without_end() -> None:
         answers.pop()()
         assert not wire.paused
         wire.protocol.data_received(b"x" * (1_000_000 - MAX_HEAD))
-        assert [len(one.body) for one in api.requests] == [0, 1_000_000]
+        assert [len(body) for _, body in api.requests] == [0, 1_000_000]
 
     run(test)
 
@@ -255,7 +255,7 @@ def test_a_stream(version: str) -> None:
         client_of: list[Any] = []
 
         class Streams(Echo):
-            def start(self, request: Any, client: Client) -> None:
+            def start(self, head: Head, body: bytes, client: Client) -> None:
                 client.runs(self)
                 client_of.append(client)
 
@@ -304,7 +304,7 @@ def test_a_task_that_is_cancelled_before_it_began_still_cleans_up() -> None:
         cleaned = asyncio.Event()
 
         class Tasks(Echo):
-            def start(self, request: Any, client: Client) -> None:
+            def start(self, head: Head, body: bytes, client: Client) -> None:
                 client.task(self.work())
 
             async def work(self) -> None:
@@ -328,8 +328,8 @@ def test_a_fault_of_our_own_is_one_requests(caplog: pytest.LogCaptureFixture) ->
 
     async def test() -> None:
         class Broken(Echo):
-            def start(self, request: Any, client: Client) -> None:
-                if request.target == "/a":
+            def start(self, head: Head, body: bytes, client: Client) -> None:
+                if head.target == "/a":
                     raise KeyError(quoted)
                 client.task(self.work())
 

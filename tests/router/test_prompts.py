@@ -9,7 +9,7 @@ import pytest
 
 from deeplink.router import prompts
 from deeplink.router.body import Body
-from deeplink.router.exchange import MAX_SESSION, Exchange
+from deeplink.router.exchange import MAX_SESSION, Exchange, Outgoing
 from deeplink.router.kv_index import chain
 from deeplink.router.names import Names
 from deeplink.router.prompts import Prompts
@@ -41,8 +41,9 @@ def test_a_prompt_of_tokens_is_looked_up_as_it_is(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("long", ["s" * 10_000, "\ud800" * 10_000])
 def test_a_session_is_no_longer_than_it_need_be(long: str) -> None:
     header = Names({"x-session-id": True}, False)
-    one = Exchange("/v1/completions", "/v1/completions", [], Body(b"", {"user": long}))
+    path = "/v1/completions"
+    one = Exchange(Outgoing("POST", path, path, [], True), Body(b"", {"user": long}), 0.0)
     assert one.session(header) == long[:MAX_SESSION]
     pairs = [(b"X-Session-Id", long.encode("utf-8", "surrogatepass"))]
-    other = Exchange("/v1/completions", "/v1/completions", pairs, Body(b"", {"user": "u"}))
+    other = Exchange(Outgoing("POST", path, path, pairs, True), Body(b"", {"user": "u"}), 0.0)
     assert len(other.session(header)) == MAX_SESSION
