@@ -103,7 +103,11 @@ class Admission:
         keeps any engine back. None leaves all to `choose`; nothing has been counted then."""
         table = self._fleet.table
         engines = table.whole if need.generates else table.able
-        if not engines or (need.handoff and table.split) or len(self.queue) or self._routes or not self._all_open():
+        if not engines or (need.handoff and table.split) or self.queue.waiting or self._routes:
+            return None
+        section = self._section
+        # Whether any engine is shut is known without looking at each.
+        if self.draining or self._failing or section.max_requests or self._fleet.fullest >= section.kv_limit:
             return None
         self._turn += 1
         self._stride = 1
@@ -121,7 +125,8 @@ class Admission:
     def take(self, engine: Engine, need: Need, *, prefill: bool, decode: bool) -> Hold:
         """Counts the request at this engine, which was just chosen for it, until the hold ends."""
         name = engine.name
-        trying = self._breaker(name).begin()
+        breaker = self._breakers.get(name)
+        trying = breaker is not None and breaker.begin()
         if prefill and need.chain:
             self._prefixes.add(name, need.chain)
         return self.load.take(
@@ -152,15 +157,13 @@ class Admission:
 
     def failed(self, engine: Engine) -> None:
         """A request failed, and it was this engine's doing."""
-        breaker = self._breaker(engine.name)
+        name, section = engine.name, self._section
+        breaker = self._breakers.get(name)
+        if breaker is None:
+            breaker = self._breakers[name] = Breaker(section.breaker_failures, section.breaker_seconds)
         breaker.failed(time.monotonic())
         if breaker.until:
-            self._failing.add(engine.name)
-
-    def _all_open(self) -> bool:
-        """Whether surely no engine is shut, which is known without looking at each."""
-        section = self._section
-        return not (self.draining or self._failing or section.max_requests or self._fleet.fullest >= section.kv_limit)
+            self._failing.add(name)
 
     def shut(self) -> dict[str, Shut]:
         """The engines that get no new requests, and why."""
@@ -207,13 +210,6 @@ class Admission:
         if (breaker := self._breakers.get(name)) is not None:
             breaker.ended()
         self.queue.wake()
-
-    def _breaker(self, name: str) -> Breaker:
-        breaker = self._breakers.get(name)
-        if breaker is None:
-            section = self._section
-            breaker = self._breakers[name] = Breaker(section.breaker_failures, section.breaker_seconds)
-        return breaker
 
     def _choose(self, need: Need, avoid: frozenset[str]) -> Plain | Pair:
         self._turn += 1

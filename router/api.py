@@ -24,6 +24,7 @@ from deeplink.router.head import Head, canonical
 from deeplink.router.headers import JSON_LINE, Headers, lines, texts, to_client, to_engine, unnamed
 from deeplink.router.keys import Keys
 from deeplink.router.logs import sayer
+from deeplink.router.names import Names
 from deeplink.router.paths import passes
 from deeplink.router.tracing import Spans
 from deeplink.router.upstream import Lost, Upstream
@@ -65,6 +66,7 @@ class Api:
         self._recent = recent
         self._spans = spans
         self._say = sayer(log)
+        self._session = Names({section.session_header.lower(): True}, False)
         self.library: Library | None = None
 
     # What a connection calls.
@@ -124,7 +126,8 @@ class Api:
     def _outgoing(self, head: Head) -> Outgoing:
         named, key = b"connection" in head.given, self._keys is None
         pairs = to_engine(head.pairs, key=key) if named else unnamed(head.pairs, key=key)
-        head.outgoing = made = Outgoing(head.method, head.path, canonical(head), pairs, b"content-type" in head.given)
+        typed = b"content-type" in head.given
+        head.outgoing = made = Outgoing(head.method, head.path, canonical(head), pairs, typed, self._session)
         return made
 
     def _ask(self, head: Head, client: Client, body: bodies.Body) -> None:
@@ -180,7 +183,7 @@ class Api:
         code = failure.code if failure else ""
         self.metrics.ended(exchange, status, code, seconds)
         self._recent.ended(exchange, status, code, first, seconds)
-        said = f"{exchange.path} status={status} phase={exchange.phase}"
+        said = f"{exchange.outgoing.path} status={status} phase={exchange.phase}"
         if exchange.handoff:
             said += f" handoff={exchange.handoff} prefill={exchange.prefill}"
         if exchange.decode:

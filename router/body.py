@@ -197,16 +197,22 @@ def _strings(value: object, into: list[str], depth: int = 0) -> None:
     """The texts in a prompt, message, or list of either; pictures and sound are not text."""
     if isinstance(value, str):
         into.append(value)
-    elif isinstance(value, list) and depth < 4:
+    elif depth >= 4:
+        return
+    elif isinstance(value, list):
         for item in value:
             _strings(item, into, depth + 1)
-    elif isinstance(value, dict) and depth < 4:
-        get = value.get
-        for inner in (get("role"), get("text"), get("content")):
-            if type(inner) is str:
-                into.append(inner)
-            elif inner is not None:
-                _strings(inner, into, depth + 1)
+    elif isinstance(value, dict):
+        for name in _TEXTS:
+            if name in value:
+                inner = value[name]
+                if type(inner) is str:
+                    into.append(inner)
+                else:
+                    _strings(inner, into, depth + 1)
+
+
+_TEXTS = ("role", "text", "content")
 
 
 def _dump(fields: dict[str, Any]) -> bytes:

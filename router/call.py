@@ -127,8 +127,9 @@ class Calls:
         """Sends the client's own request, and waits for nothing. Pass the reply to `opened`, or to `done` once it is
         over."""
         outgoing, body = exchange.outgoing, exchange.body.raw
-        headers = None if engine.rank is None else _ranked(outgoing.headers, rank_header(engine))
-        return self._send(engine, _asking(outgoing, body, headers), body)
+        if engine.rank is None:
+            return self._send(engine, _asking(outgoing, body), body)
+        return self._send(engine, _asking(outgoing, body, _ranked(outgoing.headers, rank_header(engine))), body)
 
     async def opened(self, reply: Reply) -> Opened:
         """As `ask`, of what was sent."""

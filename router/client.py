@@ -213,9 +213,9 @@ class Client(asyncio.Protocol):
         served = self._served
         self._began = True
         if status in BODILESS:
-            self._transport.write(head(status, headers, b"", last=self._ends))
+            self._transport.write(head(status, headers, b"", last=self._ends()))
             return
-        start = head(status, headers, b"Content-Length: %d\r\n" % len(body), last=self._ends)
+        start = head(status, headers, b"Content-Length: %d\r\n" % len(body), last=self._ends())
         self._transport.write(start if served is not None and served.method == "HEAD" else start + body)
 
     def begin(self, status: int, headers: bytes, source: Source) -> None:
@@ -223,7 +223,9 @@ class Client(asyncio.Protocol):
         self._began = True
         self._chunked = self._served is not None and self._served.modern
         self._last = self._last or not self._chunked  # then it ends with the connection
-        self._head = head(status, headers, b"Transfer-Encoding: chunked\r\n" if self._chunked else b"", last=self._ends)
+        self._head = head(
+            status, headers, b"Transfer-Encoding: chunked\r\n" if self._chunked else b"", last=self._ends()
+        )
         self._source = source
         if self._full:
             source.pause()
@@ -264,7 +266,7 @@ class Client(asyncio.Protocol):
 
     def done(self) -> None:
         """The request is done with, and the next may begin."""
-        ends = self._ends
+        ends = self._ends()
         self._served = self._running = self._source = None
         if self._over:
             self._clients.left(self)
@@ -300,7 +302,6 @@ class Client(asyncio.Protocol):
 
     # Turns.
 
-    @property
     def _ends(self) -> bool:
         """Whether the connection ends with this answer."""
         return self._last or self._clients.closing or (self._served is not None and not self._served.keep)

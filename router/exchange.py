@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MAX_SESSION = 512
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 
+Kind = Literal["none", "plain", "handoff"]
 Phase = Literal["arrived", "prefilling", "decoding", "done"]
 
 
@@ -27,14 +28,25 @@ class Outgoing:
     """What engines get of a request's head; the same for all requests with that head.
 
     `target` is the path with the client's query, as the engines get it; `pairs` are the client's headers that they get,
-    `typed` whether one of them says what the body is. `asking` is all that as it is sent before a body. `generates`:
-    the answer is made token after token from a prompt, so that it can be handed over.
+    `typed` whether one of them says what the body is, `session` what the one named `header` says, or its beginning.
+    `asking` is all that as it is sent before a body. `generates`: the answer is made token after token from a prompt,
+    so that it can be handed over.
     """
 
-    __slots__ = ("asking", "generates", "method", "pairs", "path", "target", "typed")
+    __slots__ = ("asking", "generates", "method", "pairs", "path", "session", "target", "typed")
 
-    def __init__(self, method: str, path: str, target: str, pairs: list[tuple[bytes, bytes]], typed: bool) -> None:
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        target: str,
+        pairs: list[tuple[bytes, bytes]],
+        typed: bool,
+        header: Names[bool],
+    ) -> None:
         self.method, self.path, self.target, self.pairs, self.typed = method, path, target, pairs, typed
+        found = next((value for name, value in pairs if value and header[name]), b"")
+        self.session = found.decode("utf-8", "surrogateescape")[:MAX_SESSION]
         self.generates = path in GENERATING
         self.asking = Asking(method, target, raw_lines(pairs) + (b"" if typed else JSON_LINE))
 
@@ -43,11 +55,12 @@ class Outgoing:
         return texts(self.pairs)
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """What the flow does for it is written down here as it happens; the log and the answer's headers read it.
 
-    `since` is when it arrived, of time.monotonic. `phase` is done only when the whole answer has come from the engine:
+    `since` is when it arrived, of time.monotonic. `kind` is which path it took, none as long as no engine was chosen.
+    `phase` is done only when the whole answer has come from the engine:
     until then something may be left to cancel. `error` is set where the answer had begun and could not be completed.
     `asked` are the engines
     that have been sent their part of the handoff, `tries` how many more times something may be tried again, `tried` how
@@ -59,7 +72,7 @@ class Exchange:
     outgoing: Outgoing
     body: Body
     since: float
-    # Most requests never set these: until then they are the class's.
+    kind: Kind = field(default="none", init=False)
     phase: Phase = field(default="arrived", init=False)
     handoff: str = field(default="", init=False)
     prefill: str = field(default="", init=False)
@@ -95,19 +108,14 @@ class Exchange:
         return self.path.endswith("/chat/completions")
 
     @property
-    def kind(self) -> str:
-        """Which path the request took; none as long as no engine was chosen."""
-        return ("handoff" if self.handoff else "plain") if self.decode else "none"
-
-    @property
     def finished(self) -> bool:
         return self.phase == "done"
 
-    def session(self, header: Names[bool]) -> str:
+    @property
+    def session(self) -> str:
         """What the client names its session by, the beginning of it if that is long; "" if by nothing."""
-        for name, value in self.outgoing.pairs:
-            if header[name] and value:
-                return value.decode("utf-8", "surrogateescape")[:MAX_SESSION]
+        if self.outgoing.session:
+            return self.outgoing.session
         user = self.body.fields.get("user")
         return user[:MAX_SESSION] if isinstance(user, str) else ""
 
@@ -115,7 +123,7 @@ class Exchange:
         """The x-deeplink-* headers of the answer."""
         if not self.decode:
             return []
-        marks = [(PREFIX + "path", self.kind)]
+        marks: Headers = [(PREFIX + "path", self.kind)]
         if self.handoff:
             marks += [(PREFIX + "handoff", self.handoff), (PREFIX + "prefill", self.prefill)]
         return [*marks, (PREFIX + "decode", self.decode)]

@@ -19,7 +19,7 @@ from deeplink.config import Config, EngineEntry
 from deeplink.errors import ConfigError, DeeplinkError
 from deeplink.kvconnector.contract import Contract
 from deeplink.registry import Registry
-from deeplink.router.choice import Table, table
+from deeplink.router.choice import table
 from deeplink.router.control import Control, HandoffState, Status
 from deeplink.router.engine import DEEPLINK, PLAIN, Engine, Said
 
@@ -56,10 +56,11 @@ class Fleet:
         self._poll = config.router.poll
         self.on_change: Callable[[], None] = lambda: None
         self._engines = {entry.name: _unseen(entry) for entry in config.engines}
-        self._table = table(self._engines.values())
+        self.table = table(self._engines.values())
         self._answered = dict.fromkeys(self._engines, time.monotonic())
         self._status: dict[str, Status] = {}
-        self._fullest = 0.0
+        self.fullest = 0.0
+        """The most that any engine said (`use`)."""
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._polling: asyncio.Task[None] | None = None
@@ -77,10 +78,6 @@ class Fleet:
             await asyncio.wait(self._background, timeout=CANCEL_SECONDS)
         for task in (*self._background, *self._looks.values()):
             task.cancel()
-
-    @property
-    def table(self) -> Table:
-        return self._table
 
     def put(self, entry: EngineEntry) -> None:
         """An engine that is new, or reached elsewhere than before; the next look finds out about it. Raises PluginError
@@ -108,11 +105,6 @@ class Fleet:
         self._unsaid(name)
         self._changed()
         return True
-
-    @property
-    def fullest(self) -> float:
-        """The most that any engine said (`use`)."""
-        return self._fullest
 
     def use(self, name: str) -> float:
         """Which part of its KV memory an engine said requests hold, 0 to 1; 0 as long as it has not said."""
@@ -217,7 +209,7 @@ class Fleet:
             self._answered[name] = time.monotonic()
         if status is not None and status != self._status.get(name):
             self._status[name] = status
-            self._fullest = max(self.use(one) for one in self._status)
+            self.fullest = max(self.use(one) for one in self._status)
             if new == old:
                 self.on_change()
         if new == old:
@@ -234,7 +226,7 @@ class Fleet:
 
     def _unsaid(self, name: str) -> None:
         if self._status.pop(name, None) is not None:
-            self._fullest = max((self.use(one) for one in self._status), default=0.0)
+            self.fullest = max((self.use(one) for one in self._status), default=0.0)
 
     def _known(self, entry: EngineEntry) -> None:
         if entry.kind not in (DEEPLINK, PLAIN):
@@ -245,7 +237,7 @@ class Fleet:
             del self._looks[name]
 
     def _changed(self) -> None:
-        self._table = table(self._engines.values(), self._table)
+        self.table = table(self._engines.values(), self.table)
         self.on_change()
 
 

@@ -35,7 +35,6 @@ from deeplink.router.exchange import Answer, Deliver, Exchange
 from deeplink.router.kind_deeplink import DeeplinkHanding
 from deeplink.router.kinds import Handing, Part, Tools
 from deeplink.router.load import Hold
-from deeplink.router.names import Names
 from deeplink.router.prompts import Chains, Prompts
 from deeplink.router.stages import Handed, Stages
 from deeplink.router.upstream import Reply, Upstream
@@ -78,7 +77,6 @@ class Flow:
         self._prompts = Prompts(control)
         self._secret = secret
         self._section = section
-        self._session = Names({section.session_header.lower(): True}, False)
 
     def begin(self, exchange: Exchange) -> Begun | None:
         """Makes the first call of a request that surely needs no other; None where that is not known at once.
@@ -91,7 +89,7 @@ class Flow:
         engine = self._admission.at_once(need)
         if engine is None:
             return None
-        exchange.phase, exchange.decode = "decoding", engine.name
+        exchange.kind, exchange.phase, exchange.decode = "plain", "decoding", engine.name
         hold = self._admission.take(engine, need, prefill=True, decode=True)
         return Begun(need, engine, hold, self._stages.begin(exchange, engine))
 
@@ -185,13 +183,13 @@ class Flow:
         return chains
 
     def _need(self, exchange: Exchange, chains: Chains | None) -> Need:
-        body, generates = exchange.body, exchange.generates
+        body, generates = exchange.body, exchange.outgoing.generates
         tokens = bodies.tokens(body)
         return Need(
             generates and tokens >= self._section.min_prefill,
             tokens,
             bodies.output(body) if generates else 0,
-            exchange.session(self._session),
+            exchange.session,
             prefix.hashes(bodies.text(body)) if self._admission.reads_prompts else (),
             chains,
             self._barred(exchange) if self._fleet.table.kinds else _NONE,
@@ -213,6 +211,7 @@ class Flow:
     async def _plain(
         self, exchange: Exchange, engine: Engine, need: Need, deliver: Deliver, begun: Begun | None
     ) -> None:
+        exchange.kind = "plain"
         exchange.handoff, exchange.prefill, exchange.decode = "", "", engine.name
         exchange.phase = "decoding"
         with begun.hold if begun else self._admission.take(engine, need, prefill=True, decode=True) as hold:
@@ -220,6 +219,7 @@ class Flow:
             await self._stages.decode(exchange, engine, Part(exchange.body.raw, []), hold, deliver, reply=reply)
 
     async def _handoff(self, exchange: Exchange, pair: Pair, need: Need, until: float, deliver: Deliver) -> None:
+        exchange.kind = "handoff"
         exchange.handoff = tickets.new_handoff()
         self._admission.handing(need, exchange.handoff)
         exchange.prefill, exchange.decode = pair.prefill.name, pair.decode.name

@@ -69,8 +69,7 @@ class Head:
     @property
     def repeats(self) -> bool:
         """Whether all that is here is so for any request whose head differs only in its length."""
-        given = self.given
-        return self.keep and b"content-length" in given and b"expect" not in given
+        return b"content-length" in self.given and b"expect" not in self.given
 
     def unsized(self) -> Head:
         """The same, of a request of another length."""

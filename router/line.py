@@ -64,13 +64,13 @@ class Asker(Protocol):
 
 
 class Heading:
-    """The head of an answer. `framed`: HTTP itself tells a complete answer from one cut short; `media` is the type of
-    its content; `passed` are the lines of it that clients get."""
+    """The head of an answer. `framed`: HTTP itself tells a complete answer from one cut short; `streams`: its body are
+    server-sent events; `passed` are the lines of it that clients get."""
 
-    __slots__ = ("_passed", "framed", "media", "pairs", "status")
+    __slots__ = ("_passed", "framed", "pairs", "status", "streams")
 
-    def __init__(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, media: bytes) -> None:
-        self.status, self.pairs, self.framed, self.media = status, pairs, framed, media
+    def __init__(self, status: int, pairs: list[tuple[bytes, bytes]], framed: bool, streams: bool) -> None:
+        self.status, self.pairs, self.framed, self.streams = status, pairs, framed, streams
         self._passed: bytes | None = None
 
     @property
@@ -82,7 +82,7 @@ class Heading:
     def unsized(self) -> Heading:
         """The same, of an answer of another length."""
         pairs = [pair for pair in self.pairs if _READ[pair[0]] != _LENGTH]
-        return Heading(self.status, pairs, self.framed, self.media)
+        return Heading(self.status, pairs, self.framed, self.streams)
 
 
 class Line(asyncio.Protocol):
@@ -171,7 +171,7 @@ class Line(asyncio.Protocol):
         if self._complete:
             self._asker = None
             self._over = self._over or bool(why)
-            if fresh and not self._over and heading.status == 200 and self._repeated.remember(data, len(body)):
+            if fresh and heading.status == 200 and self._repeated.remember(data, len(body)):
                 self._repeated.meaning = heading.unsized()
             self._ready()
             asker.ended()
@@ -231,14 +231,14 @@ class Line(asyncio.Protocol):
         status = self._parser.get_status_code()
         if self._complete or status < 200 or self._asker is None:
             return
-        framed, media, pairs = status in _BODILESS, b"", self._pairs
+        framed, streams, pairs = status in _BODILESS, False, self._pairs
         for name, value in pairs:
             if known := _READ[name]:
                 if known == _LENGTH or (known == _CODING and b"chunked" in value.lower()):
                     framed = True
                 elif known == _TYPE:
-                    media = value
-        self._heading = heading = Heading(status, pairs, framed, media)
+                    streams = value.partition(b";")[0].strip().lower() == b"text/event-stream"
+        self._heading = heading = Heading(status, pairs, framed, streams)
         self._asker.began(heading)
 
     def on_body(self, data: bytes) -> None:

@@ -19,26 +19,27 @@ class Queue:
     def __init__(self, places: int, seconds: float) -> None:
         self._places = places
         self._seconds = seconds
-        self._waiting: deque[asyncio.Event] = deque()
+        self.waiting: deque[asyncio.Event] = deque()
+        """To be looked at by others, no more."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     async def turn(self, take: Callable[[], T]) -> T:
         """What `take` returns once it does not raise Overloaded; its other errors pass.
 
         Between its return and this one's nothing else runs. Raises Overloaded if the queue is full or the time is over.
         """
-        if not self._waiting:
+        if not self.waiting:
             try:
                 return take()
             except Overloaded:
                 if not self._places:
                     raise
-        if len(self._waiting) >= self._places:
-            raise Overloaded(f"all engines are full and {len(self._waiting)} requests wait already")
+        if len(self.waiting) >= self._places:
+            raise Overloaded(f"all engines are full and {len(self.waiting)} requests wait already")
         mine = asyncio.Event()
-        self._waiting.append(mine)
+        self.waiting.append(mine)
         until = time.monotonic() + self._seconds
         try:
             while True:
@@ -47,16 +48,16 @@ class Queue:
                 except asyncio.TimeoutError:
                     raise Overloaded(f"all engines were full for {self._seconds:g} s") from None
                 mine.clear()
-                if self._waiting[0] is mine:
+                if self.waiting[0] is mine:
                     try:
                         return take()
                     except Overloaded:
                         continue
         finally:
-            self._waiting.remove(mine)
+            self.waiting.remove(mine)
             self.wake()
 
     def wake(self) -> None:
         """There may be room now: the first that waits tries."""
-        if self._waiting:
-            self._waiting[0].set()
+        if self.waiting:
+            self.waiting[0].set()

@@ -14,7 +14,7 @@ AHEAD = 1 << 18
 """Bytes of an answer that are read before anyone wants them."""
 
 
-_NO_HEADING = Heading(0, [], False, b"")
+_NO_HEADING = Heading(0, [], False, False)
 
 
 class Lost(Exception):
@@ -29,40 +29,56 @@ class Reply:
     """An engine's answer, from the asking on. Read it to its end or `close` it; closing early makes the engine abort
     the request. `status` and what else is in its head are there when `begun` has returned."""
 
-    # Most of these are set late, if at all: until then they are the class's.
-    status = 0
-    heading: Heading = _NO_HEADING
-    heard = 0.0
-    streams = False
-    """Whether its body are server-sent events."""
-    over = False
-    """Nothing more comes of it."""
-    _line: Line | None = None
-    _waiter: asyncio.Future[None] | None = None
-    _to: Callable[[bytes], None] | None = None
-    _then: Callable[[], None] | None = None
-    _unsent = False
-    _held = False
-    _ahead = False
-    _size = 0
-    _why = ""
+    __slots__ = (
+        "_ahead",
+        "_data",
+        "_held",
+        "_line",
+        "_size",
+        "_then",
+        "_to",
+        "_unsent",
+        "_waiter",
+        "_why",
+        "heading",
+        "heard",
+        "over",
+    )
 
     def __init__(self) -> None:
+        self.heading = _NO_HEADING
+        self.heard = 0.0
+        self.over = False
+        """Nothing more comes of it."""
         self._data: list[bytes] = []
+        self._line: Line | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._to: Callable[[bytes], None] | None = None
+        self._then: Callable[[], None] | None = None
+        self._unsent = self._held = self._ahead = False
+        self._size = 0
+        self._why = ""
 
     @property
-    def pairs(self) -> list[tuple[bytes, bytes]]:
-        return self.heading.pairs
+    def status(self) -> int:
+        return self.heading.status
+
+    @property
+    def streams(self) -> bool:
+        return self.heading.streams
 
     @property
     def framed(self) -> bool:
         return self.heading.framed
 
     @property
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        return self.heading.pairs
+
+    @property
     def headers(self) -> list[tuple[str, str]]:
         return texts(self.pairs)
 
-    @property
     def whole(self) -> bytes | None:
         """All of the body, if it is here and complete."""
         if not self.over or self._why:
@@ -182,20 +198,15 @@ class Reply:
         self.ended(why)
 
     def began(self, heading: Heading) -> None:
-        self._headed(heading)
+        self.heading = heading
         self.heard = time.monotonic()
         if self._waiter is not None:
             self._wake()
-        elif self.streams and self._then is not None:
+        elif heading.streams and self._then is not None:
             self._tell()
 
-    def _headed(self, heading: Heading) -> None:
-        self.heading, self.status = heading, heading.status
-        if heading.media != b"application/json":
-            self.streams = heading.media.partition(b";")[0].strip().lower() == b"text/event-stream"
-
     def answered(self, heading: Heading, body: bytes) -> None:
-        self._headed(heading)
+        self.heading = heading
         if body:
             self._data.append(body)
         self.ended()

@@ -81,9 +81,10 @@ class Stages:
 
     def well(self, reply: Reply, engine: Engine) -> bytes | None:
         """The body of the whole answer, if that is one about which nothing need be said; else it is for `decode`."""
-        if reply.status != 200 or not reply.framed or reply.streams:
+        heading = reply.heading
+        if heading.status != 200 or not heading.framed or heading.streams:
             return None
-        data = reply.whole
+        data = reply.whole()
         if not data or data.isspace() or len(data) > MAX_ANSWER:
             return None
         self._calls.done(reply)

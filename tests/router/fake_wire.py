@@ -109,6 +109,7 @@ class Asker:
     def __init__(self) -> None:
         self.over = False
         self.status, self.framed, self.data = 0, False, b""
+        self.heading: Heading | None = None
         self.whys: list[str] = []
 
     def sent(self, line: Line) -> None:
@@ -116,6 +117,7 @@ class Asker:
 
     def began(self, heading: Heading) -> None:
         assert not self.status
+        self.heading = heading
         self.status, self.framed = heading.status, heading.framed
 
     def came(self, data: bytes) -> None:

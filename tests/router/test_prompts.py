@@ -42,8 +42,8 @@ def test_a_prompt_of_tokens_is_looked_up_as_it_is(monkeypatch: pytest.MonkeyPatc
 def test_a_session_is_no_longer_than_it_need_be(long: str) -> None:
     header = Names({"x-session-id": True}, False)
     path = "/v1/completions"
-    one = Exchange(Outgoing("POST", path, path, [], True), Body(b"", {"user": long}), 0.0)
-    assert one.session(header) == long[:MAX_SESSION]
+    one = Exchange(Outgoing("POST", path, path, [], True, header), Body(b"", {"user": long}), 0.0)
+    assert one.session == long[:MAX_SESSION]
     pairs = [(b"X-Session-Id", long.encode("utf-8", "surrogatepass"))]
-    other = Exchange(Outgoing("POST", path, path, pairs, True), Body(b"", {"user": "u"}), 0.0)
-    assert len(other.session(header)) == MAX_SESSION
+    other = Exchange(Outgoing("POST", path, path, pairs, True, header), Body(b"", {"user": "u"}), 0.0)
+    assert len(other.session) == MAX_SESSION
