@@ -49,7 +49,8 @@ class Client(asyncio.Protocol):
         self._served: Head | None = None
         self._waiting: deque[tuple[Head | None, bytes, DeeplinkError | None]] = deque()
         self._repeated = Repeated[Head]()
-        self._fresh = b""  # the read with which a request began
+        self._fresh = b""  # a read with which a request begins
+        self._left = 0  # bytes of a body whose head was known
         self._running: Running | None = None
         self._started = False
         self._source: Source | None = None
@@ -79,11 +80,13 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf or self._over:
             return
+        if self._left:
+            self._more(data)
+            return
         if not self._begun:
             if self._served is None and not self._waiting:
                 body = self._repeated.body(data)
-                if body is not None and len(body) <= (head := self._repeated.meaning).limit:
-                    self._start(head, body)
+                if body is not None and self._known(self._repeated.meaning, body, self._repeated.left):
                     return
             self._fresh = data
         self._chunk = size = len(data)
@@ -99,9 +102,37 @@ class Client(asyncio.Protocol):
             if not self._deaf:
                 self._refuse(InvalidRequest("what was sent is not HTTP/1.1, or could be read in more than one way"))
             return
+        finally:
+            self._fresh = b""
         # The parser has no limit for a head, nor for what frames chunks.
         if self._read > MAX_HEAD + 8 * self._size and not self._deaf:
             self._refuse(InvalidRequest(f"more than {MAX_HEAD} bytes that are not of the request's body"))
+
+    def _known(self, head: Head, body: bytes, left: int) -> bool:
+        """What the parser would make of a head that came before. False if that is its business."""
+        if len(body) + left > head.limit:
+            return False
+        if left:
+            self._request, self._begun = head, True
+            self._parts = [body]
+            self._left = left
+            self.until = self._clients.now + UPLOAD_SECONDS
+        else:
+            self._start(head, body)
+        return True
+
+    def _more(self, data: bytes) -> None:
+        """Of a body whose head was known."""
+        head, left = self._request, self._left
+        self._parts.append(data[:left])
+        self._left = max(0, left - len(data))
+        if self._left or head is None:
+            return
+        body, self._parts = b"".join(self._parts), []
+        self._request, self._begun = None, False
+        self._start(head, body)
+        if len(data) > left:
+            self.data_received(data[left:])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = self._deaf = True
@@ -144,6 +175,7 @@ class Client(asyncio.Protocol):
             self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
+        fresh, self._fresh = self._fresh, b""
         if self._deaf:
             return
         parser = self._parser
@@ -165,6 +197,8 @@ class Client(asyncio.Protocol):
         except DeeplinkError as error:
             self._refuse(error)
             return
+        if fresh and request.repeats and self._repeated.remember(fresh, request.length):
+            self._request = self._repeated.meaning = request.unsized()
         if self._served is None:
             self.until = self._clients.now + UPLOAD_SECONDS
             if b"expect" in request.given and request.expects:
@@ -180,8 +214,7 @@ class Client(asyncio.Protocol):
             self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        request, parts, fresh = self._request, self._parts, self._fresh
-        self._fresh = b""
+        request, parts = self._request, self._parts
         if request is None:
             return
         self._request = None
@@ -192,8 +225,6 @@ class Client(asyncio.Protocol):
         self._begun = False
         self._read = self._size = 0
         self._deaf = not request.keep
-        if fresh and request.repeats and self._repeated.remember(fresh, len(body)):
-            self._repeated.meaning = request = request.unsized()
         if self._served is None and not self._waiting:
             self._start(request, body)
         elif len(self._waiting) < MAX_WAITING:

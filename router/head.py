@@ -69,7 +69,8 @@ class Head:
     @property
     def repeats(self) -> bool:
         """Whether all that is here is so for any request whose head differs only in its length."""
-        return b"content-length" in self.given and b"expect" not in self.given
+        given = self.given
+        return b"content-length" in given and b"transfer-encoding" not in given and b"expect" not in given
 
     def unsized(self) -> Head:
         """The same, of a request of another length."""

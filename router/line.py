@@ -98,6 +98,8 @@ class Line(asyncio.Protocol):
         self._rest: memoryview | None = None
         self._pairs: list[tuple[bytes, bytes]] = []
         self._size = 0
+        self._left = 0  # bytes of a body whose head was known
+        self._fresh = b""  # a read with which an answer begins
         self._complete = self._over = self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -116,7 +118,7 @@ class Line(asyncio.Protocol):
         self._asker = asker
         asker.sent(self)
         self._heading = None
-        self._size = 0
+        self._size = self._left = 0
         self._complete = False
         if len(body) <= PIECE:
             self._transport.write(head + body)
@@ -147,36 +149,59 @@ class Line(asyncio.Protocol):
         if (asker := self._asker) is None:  # nobody has asked for it
             self.drop()
             return
-        fresh = self._heading is None and not self._size
-        if fresh and (body := self._repeated.body(data)) is not None:
-            self._asker = None
-            self._ready()
-            asker.answered(self._repeated.meaning, body)
+        if self._left:
+            self._more(asker, data)
             return
+        if self._heading is None and not self._size:
+            body = self._repeated.body(data)
+            if body is not None:
+                self._known(asker, self._repeated.meaning, body, self._repeated.left)
+                return
+            self._fresh = data
         why = ""
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             why = NOT_HTTP
-        if (heading := self._heading) is None:
+        self._fresh = b""
+        if self._heading is None:
             self._size += len(data)
             if why or self._size > 2 * MAX_HEAD:
                 self._fail(why or TOO_LARGE)
             return
-        body = b""
         if parts := self._parts:
-            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            asker.came(parts[0] if len(parts) == 1 else b"".join(parts))
             parts.clear()
-            asker.came(body)
         if self._complete:
             self._asker = None
             self._over = self._over or bool(why)
-            if fresh and heading.status == 200 and self._repeated.remember(data, len(body)):
-                self._repeated.meaning = heading.unsized()
             self._ready()
             asker.ended()
         elif why:
             self._fail(why)
+
+    def _known(self, asker: Asker, heading: Heading, body: bytes, left: int) -> None:
+        """What the parser would make of a head that came before."""
+        if not left:
+            self._asker = None
+            self._ready()
+            asker.answered(heading, body)
+            return
+        self._heading, self._left = heading, left
+        asker.began(heading)
+        if body:
+            asker.came(body)
+
+    def _more(self, asker: Asker, data: bytes) -> None:
+        """Of a body whose head was known."""
+        left = self._left
+        self._left = max(0, left - len(data))
+        asker.came(data[:left])
+        if not self._left:
+            self._asker = None
+            self._over = self._over or len(data) > left  # more than was asked for
+            self._ready()
+            asker.ended()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over = True
@@ -228,17 +253,22 @@ class Line(asyncio.Protocol):
             self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
+        status, (fresh, self._fresh) = self._parser.get_status_code(), (self._fresh, b"")
         if self._complete or status < 200 or self._asker is None:
             return
-        framed, streams, pairs = status in _BODILESS, False, self._pairs
+        framed, size, streams, pairs = status in _BODILESS, -1, False, self._pairs
         for name, value in pairs:
             if known := _READ[name]:
-                if known == _LENGTH or (known == _CODING and b"chunked" in value.lower()):
-                    framed = True
-                elif known == _TYPE:
+                if known == _TYPE:
                     streams = value.partition(b";")[0].strip().lower() == b"text/event-stream"
-        self._heading = heading = Heading(status, pairs, framed, streams)
+                elif known == _LENGTH:
+                    framed, size = True, int(value)
+                elif b"chunked" in value.lower():
+                    framed = True
+        heading = Heading(status, pairs, framed, streams)
+        if fresh and status == 200 and self._repeated.remember(fresh, size):
+            self._repeated.meaning = heading = heading.unsized()
+        self._heading = heading
         self._asker.began(heading)
 
     def on_body(self, data: bytes) -> None:

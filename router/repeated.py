@@ -2,8 +2,8 @@
 
 On one connection messages begin alike: a client's requests, an engine's answers differ in their bodies, and so in how
 long those are said to be. What was read of a head holds for the next one of the same bytes but for these digits: then
-nothing of it need be read again. Only messages that arrive whole, in one piece, are compared; all others are the
-parser's, as is the first of its kind.
+nothing of it need be read again. Only heads that arrive whole, in one piece, are compared; all others are the parser's,
+as is the first of its kind.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ T = TypeVar("T")
 
 
 class Repeated(Generic[T]):
-    """The head that was remembered last on a connection, and what it means."""
+    """The head that was remembered last on a connection, and what it means. `left` is how much of the body was still to
+    come when that head was last seen."""
 
-    __slots__ = ("_after", "_before", "_pause", "_skip", "_start", "_used", "meaning")
+    __slots__ = ("_after", "_before", "_pause", "_skip", "_start", "_used", "left", "meaning")
 
     meaning: T
 
     def __init__(self) -> None:
+        self.left = 0
         self._before = self._after = b""
         self._start = 0  # where the digits do, if anything is remembered
         self._used = False
         self._pause = self._skip = 0
 
     def remember(self, message: bytes, size: int) -> bool:
-        """Whether the head of this message was remembered; then the caller sets `meaning`, to what it says of any size.
-        HTTP takes the message for one whose body has `size` bytes, as its head says. What cannot be told for sure is
-        not remembered."""
+        """Whether the head with which this begins was remembered; then the caller sets `meaning`, to what it says of
+        any size. A parser has read that a body of `size` bytes follows. What cannot be told for sure is not
+        remembered."""
         if self._skip:
             self._skip -= 1
             return False
@@ -49,9 +51,9 @@ class Repeated(Generic[T]):
         self._start = 0
         end = message.find(_END, 0, MAX_HEAD) + len(_END)
         head = message[:end]
-        if end < len(_END) or len(message) != end + size:
+        if end < len(_END) or len(message) > end + size:
             return False
-        # Where lines end must be the same to all who read it.
+        # Where lines end, and so where the head does, must be the same to all who read it.
         if not head.count(b"\n") == head.count(b"\r") == head.count(b"\r\n"):
             return False
         lengths = list(_LENGTH.finditer(head))
@@ -62,7 +64,8 @@ class Repeated(Generic[T]):
         return True
 
     def body(self, message: bytes) -> bytes | None:
-        """The body, if this is one whole message whose head means the same; else None."""
+        """What is here of the body, if this begins with a head that means the same, and no other message follows in it;
+        else None."""
         start = self._start
         if not start or not message.startswith(self._before):
             return None
@@ -71,7 +74,9 @@ class Repeated(Generic[T]):
         if end < 0 or not digits.isdigit() or not message.startswith(self._after, end):
             return None
         body = message[end + len(self._after) :]
-        if len(body) != int(digits):
+        left = int(digits) - len(body)
+        if left < 0:
             return None
+        self.left = left
         self._used = True
         return body

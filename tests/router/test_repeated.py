@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deeplink.router.head import Head
-from deeplink.router.line import Line
+from deeplink.router.line import MIDDLE, Line
 from deeplink.router.repeated import MAX_HEAD, PATIENCE, Repeated
 
 from .fake_wire import Asker, Echo, Pool, Wire
@@ -66,12 +68,41 @@ def means(head: Head) -> Any:
     return head.method, head.target, head.path, pairs, given, head.modern, head.keep
 
 
-async def served(messages: list[bytes], *, whole: bool, most: int, later: bool) -> Any:
-    """What a router's connection makes of them; only those that come in one piece may be known again."""
+def whole(message: bytes) -> list[bytes]:
+    return [message]
+
+
+def head_first(message: bytes) -> list[bytes]:
+    end = message.find(b"\r\n\r\n") + 4
+    return [piece for piece in (message[:end], message[end:]) if piece]
+
+
+def in_the_body(message: bytes) -> list[bytes]:
+    return [piece for piece in (message[:-3], message[-3:-1], message[-1:]) if piece]
+
+
+def in_the_head(message: bytes) -> list[bytes]:
+    return [message[:20], message[20:]]
+
+
+Cut = Callable[[bytes], list[bytes]]
+CUTS: list[Cut] = [whole, head_first, in_the_body, in_the_head]
+
+
+@contextmanager
+def forgetful() -> Iterator[None]:
+    """No head is remembered, so that the parser reads all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Repeated, "remember", lambda repeated, message, size: False)
+        yield
+
+
+async def served(messages: list[bytes], cut: Cut, *, most: int, later: bool) -> Any:
+    """What a router's connection makes of them."""
     api = Echo(asyncio.get_running_loop().call_soon if later else None, most)
     _, wire = connection(api)
     for message in messages:
-        for piece in [message] if whole else [message[:1], message[1:]]:
+        for piece in cut(message):
             if not wire.closed:
                 wire.protocol.data_received(piece)
     for _ in range(3 * len(messages)):
@@ -89,8 +120,10 @@ def test_a_request_is_the_same_whether_its_head_was_read_or_known(
     messages = [sent(head, body) for head, several in asked for body in several]
 
     async def test() -> None:
-        known = await served(messages, whole=True, most=most, later=later)
-        assert known == await served(messages, whole=False, most=most, later=later)
+        for cut in CUTS:
+            known = await served(messages, cut, most=most, later=later)
+            with forgetful():
+                assert known == await served(messages, cut, most=most, later=later)
 
     run(test)
 
@@ -104,14 +137,14 @@ answers = st.builds(
 )
 
 
-def answered(messages: list[bytes], *, whole: bool) -> Any:
+def answered(messages: list[bytes], cut: Cut) -> Any:
     pool, found = Pool(), []
     asker = Asker()
     wire = Wire(Line(pool, asker, b"HEAD", b""))
     line = wire.protocol
     assert isinstance(line, Line)
     for message in messages:
-        for piece in [message] if whole else [message[:1], message[1:]]:
+        for piece in cut(message):
             if not wire.closed:
                 line.data_received(piece)
         heading = asker.heading
@@ -136,7 +169,10 @@ def test_an_answer_is_the_same_whether_its_head_was_read_or_known(
     said: list[tuple[tuple[str, list[str]], list[bytes]]],
 ) -> None:
     messages = [sent(head, body).replace(b" HTTP/1.1\r\n", b"\r\n", 1) for head, several in said for body in several]
-    assert answered(messages, whole=True) == answered(messages, whole=False)
+    for cut in CUTS:
+        known = answered(messages, cut)
+        with forgetful():
+            assert known == answered(messages, cut)
 
 
 HEAD = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\nX-A: b\r\n\r\n"
@@ -149,8 +185,10 @@ def test_another_length_is_the_same_head() -> None:
     known.meaning = "it"
     for body in (b"", b"abc", b"x" * 100_000):
         assert known.body(HEAD % len(body) + body) == body
+        assert known.left == 0
+    assert known.body(HEAD % 3 + b"ab") == b"ab"
+    assert known.left == 1
     for other in (
-        HEAD % 3 + b"ab",  # the rest is still to come
         HEAD % 3 + b"abcd",  # another request follows
         (HEAD % 3).replace(b"X-A", b"X-B") + b"abc",
         (HEAD % 3).replace(b": 3", b": +3") + b"abc",
@@ -215,9 +253,9 @@ def test_what_never_comes_again_is_seldom_remembered() -> None:
     ("message", "size"),
     [
         (HEAD % 3 + b"abc", 4),
+        (HEAD % 3, -1),
         (HEAD % 3 + b"abcd", 3),
         (HEAD % 4 + b"abc", 3),
-        (HEAD % 3, 3),
         ((HEAD % 3).replace(b"X-A: b", b"Content-Length: 3") + b"abc", 3),
         ((HEAD % 3).replace(b"Content-Length: 3", b"Content-Length:\t3") + b"abc", 3),
         ((HEAD % 3).replace(b"b\r\n\r\n", b"b\n\n") + b"abc", 3),
@@ -257,3 +295,89 @@ def test_a_body_that_looks_like_a_message_is_a_body() -> None:
 
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+
+
+def test_what_is_read_in_one_head_is_not_remembered_of_another() -> None:
+    """Where two come in one piece, and all that tells them apart is which was first."""
+
+    async def test() -> None:
+        api = Echo()
+        _, wire = connection(api)
+        other = (HEAD % 3).replace(b"/a", b"/b")
+        for piece in (HEAD % 3 + b"abc" + other, b"abc", HEAD % 3 + b"abc", other + b"abc"):
+            wire.protocol.data_received(piece)
+        assert [head.target for head, _ in api.requests] == ["/a", "/b", "/a", "/b"]
+        api = Echo()
+        _, wire = connection(api)
+        get = b"GET /c HTTP/1.1\r\nHost: h\r\n\r\n"
+        for piece in (get + other, b"abc", get, other + b"abc"):
+            wire.protocol.data_received(piece)
+        assert [head.target for head, _ in api.requests] == ["/c", "/b", "/c", "/b"]
+
+    run(test)
+    early = (ANSWER % 9).replace(b"200 OK", b"103 Early Hints")
+    pool, asker = Pool(), Asker()
+    line = Wire(Line(pool, asker, b"HEAD", b"")).protocol
+    assert isinstance(line, Line)
+    for pieces in ([early + ANSWER % 9, b"x" * 9], [early, ANSWER % 9 + b"x" * 9]):
+        for piece in pieces:
+            line.data_received(piece)
+        assert (asker.status, asker.data, asker.whys) == (200, b"x" * 9, [""])
+        asker = Asker()
+        line.ask(asker, b"HEAD", b"")
+
+
+def test_more_than_was_asked_for_ends_a_line_although_its_head_was_known() -> None:
+    pool, asker = Pool(), Asker()
+    wire = Wire(Line(pool, asker, b"HEAD", b""))
+    line = wire.protocol
+    assert isinstance(line, Line)
+    line.data_received(ANSWER % 3 + b"abc")
+    assert pool.idle.pop() is line
+    asker = Asker()
+    line.ask(asker, b"HEAD", b"")
+    line.data_received(ANSWER % 3 + b"ab")
+    line.data_received(b"cd")
+    assert (asker.data, asker.whys) == (b"abc", [""])
+    assert wire.closed
+    assert not pool.idle
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_body_that_does_not_come_although_its_head_was_known(leaves: bool) -> None:
+    async def test() -> None:
+        api = Echo()
+        client, wire = connection(api)
+        wire.protocol.data_received(HEAD % 3 + b"abc")
+        wire.protocol.data_received(HEAD % 3 + b"ab")
+        assert client.until < float("inf")
+        if leaves:
+            wire.close()
+        else:
+            client.late()
+            assert [error.status for error in api.refusals] == [400]
+            assert wire.ended
+        wire.protocol.data_received(b"c")
+        assert len(api.requests) == 1
+
+    run(test)
+    asker = Asker()
+    wire = Wire(Line(Pool(), asker, b"HEAD", b""))
+    wire.protocol.data_received(ANSWER % 3 + b"abc")
+    assert isinstance(wire.protocol, Line)
+    asker = Asker()
+    wire.protocol.ask(asker, b"HEAD", b"")
+    wire.protocol.data_received(ANSWER % 3 + b"ab")
+    wire.close()
+    assert (asker.data, asker.whys) == (b"ab", [MIDDLE])
+
+
+def test_what_follows_a_body_is_another_request() -> None:
+    async def test() -> None:
+        api = Echo()
+        _, wire = connection(api)
+        for piece in (HEAD % 3 + b"abc", HEAD % 3 + b"d", b"ef" + HEAD % 3 + b"gh", b"i" + HEAD % 0 + HEAD % 0):
+            wire.protocol.data_received(piece)
+        assert [body for _, body in api.requests] == [b"abc", b"def", b"ghi", b"", b""]
+
+    run(test)
