@@ -175,7 +175,6 @@ class Client(asyncio.Protocol):
             self._pairs.append((name, value))
 
     def on_headers_complete(self) -> None:
-        fresh, self._fresh = self._fresh, b""
         if self._deaf:
             return
         parser = self._parser
@@ -197,7 +196,7 @@ class Client(asyncio.Protocol):
         except DeeplinkError as error:
             self._refuse(error)
             return
-        if fresh and request.repeats and self._repeated.remember(fresh, request.length):
+        if self._fresh and request.repeats and self._repeated.remember(self._fresh, request.length):
             self._request = self._repeated.meaning = request.unsized()
         if self._served is None:
             self.until = self._clients.now + UPLOAD_SECONDS

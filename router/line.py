@@ -118,7 +118,7 @@ class Line(asyncio.Protocol):
         self._asker = asker
         asker.sent(self)
         self._heading = None
-        self._size = self._left = 0
+        self._size = 0
         self._complete = False
         if len(body) <= PIECE:
             self._transport.write(head + body)
