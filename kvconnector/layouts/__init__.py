@@ -1,4 +1,7 @@
-"""What the bytes of a KV cache mean: the notation, the element types, and the layouts of known engines.
+"""What the bytes of a KV cache mean. Pure, and of one cache alone.
 
-Pure, and of one cache alone: what two sides may do with each other's is in `contracts`, the moving in `relayout`.
+layout     the map from a logical element to a byte; notation  its text
+catalogue  the layouts of known engines
+elements   element types as number formats
+cast       which of them can become which, and what that costs
 """
