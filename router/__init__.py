@@ -5,6 +5,7 @@ Protocol, bytes in and bytes out:
     serve      listening: the address, TLS, the end     logs       the log of a router that serves
     clients    all connections of clients, their clock  client     one of them: requests in, answers out
     head       reading a request's head, its limits     answers    writing an answer's head
+    repeated   heads that need not be read again        asking     what is asked of engines, as bytes
     api        what clients ask for                     direct     a request that needs no task
     coding     bodies that are compressed               headers    which headers pass; names  what they mean
     paths      which paths pass                         keys       who may ask for what
@@ -46,5 +47,6 @@ Several workers on one port, and one process that owns what they must know toget
 
 Only `api`, `app`, `admin`, `inner`, `page`, `parts` and `serve` know the HTTP library, and `control` as its client.
 `choice`, `engine`, `declared`, `said`, `routes`, `policies`, `prefix`, `kv_events`, `kv_index`, `kv_sequence`,
-`breaker`, `load`, `retry`, `paths`, `body`, `coding`, `head`, `headers`, `names`, `sse`, `usage` and `openai` do no IO.
+`breaker`, `load`, `retry`, `paths`, `body`, `asking`, `coding`, `head`, `headers`, `names`, `repeated`, `sse`, `usage`
+and `openai` do no IO.
 """

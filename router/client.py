@@ -81,7 +81,7 @@ class Client(asyncio.Protocol):
         if self._deaf or self._over:
             return
         if self._left:
-            self._more(data)
+            self._fill(data)
             return
         if not self._begun:
             if self._served is None and not self._waiting:
@@ -121,7 +121,7 @@ class Client(asyncio.Protocol):
             self._start(head, body)
         return True
 
-    def _more(self, data: bytes) -> None:
+    def _fill(self, data: bytes) -> None:
         """Of a body whose head was known."""
         head, left = self._request, self._left
         self._parts.append(data[:left])

@@ -150,7 +150,7 @@ class Line(asyncio.Protocol):
             self.drop()
             return
         if self._left:
-            self._more(asker, data)
+            self._fill(asker, data)
             return
         if self._heading is None and not self._size:
             body = self._repeated.body(data)
@@ -192,7 +192,7 @@ class Line(asyncio.Protocol):
         if body:
             asker.came(body)
 
-    def _more(self, asker: Asker, data: bytes) -> None:
+    def _fill(self, asker: Asker, data: bytes) -> None:
         """Of a body whose head was known."""
         left = self._left
         self._left = max(0, left - len(data))
