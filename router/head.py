@@ -42,7 +42,8 @@ class Head:
     """That of a request as it arrived. `target` is as it was sent, `path` decoded and without the query; `pairs` are
     all headers, names as they were sent; `given` those about the request itself, by their names in lower case.
     `modern`: its answer may come in chunks; `keep`: others may follow on its connection. `limit` is how many bytes of
-    body it may have, `outgoing` what engines get of it, once that was asked for."""
+    body it may have, `outgoing` what engines get of it, once that was asked for. Not to be changed: it may be that of
+    many requests."""
 
     method: str
     target: str

@@ -65,7 +65,7 @@ class Asker(Protocol):
 
 class Heading:
     """The head of an answer. `framed`: HTTP itself tells a complete answer from one cut short; `streams`: its body are
-    server-sent events; `passed` are the lines of it that clients get."""
+    server-sent events; `passed` are the lines of it that clients get. Not to be changed: it may be that of many."""
 
     __slots__ = ("_passed", "framed", "pairs", "status", "streams")
 
