@@ -14,6 +14,7 @@ from typing import Literal
 
 from deeplink.errors import RateError
 from deeplink.solver import roofline, surface
+from deeplink.solver.kinds import Kind as Engine
 from deeplink.solver.model import Model
 from deeplink.solver.roofline import Chip, Fractions, Step
 from deeplink.solver.surface import Surface
@@ -42,7 +43,8 @@ class Rate:
 class Measurement:
     """`requests` requests in one step on a group of `tp` chips. In prefill each has `tokens` new tokens behind
     `context` cached ones; in decode one new token behind `context`. `line` is where it was read. `error` is how wrong
-    the time may be beyond what repeats show, where it was put together from others' times."""
+    the time may be beyond what repeats show, where it was put together from others' times. `engine` is the kind of the
+    engine that was measured, "" where nobody says."""
 
     chip: str
     model: str
@@ -55,6 +57,7 @@ class Measurement:
     source: str
     line: int = 0
     error: float = 0.0
+    engine: Engine | Literal[""] = ""
 
     @property
     def step(self) -> Step:

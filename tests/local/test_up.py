@@ -17,7 +17,7 @@ from fake_openai import Script, serving
 
 from deeplink.cli import main
 from deeplink.errors import LocalError
-from deeplink.local import up
+from deeplink.local import placed, trial, up
 from deeplink.plugins import load_plugins
 from deeplink.solver import fleetfile
 from deeplink.solver import placement as doc
@@ -103,7 +103,7 @@ def test_a_chip_whose_engine_is_not_installed(
         load_plugins().chips.items,
     )
     with pytest.raises(LocalError, match="no vllm is installed here") as caught:
-        up._installed("vllm", found)
+        placed._installed("vllm", found)
     assert "vllm-ascend" in caught.value.remedy
 
 
@@ -117,7 +117,7 @@ def test_what_is_no_placement(tmp_path: Path) -> None:
 
 def test_prompts_of_tokens_that_every_vocabulary_has() -> None:
     for seed in range(5):
-        ids = up.token_ids(50, seed)
+        ids = trial.token_ids(50, seed)
         assert len(ids) == 50
         assert 100 <= min(ids) <= max(ids) < 1100
-    assert len({up.token_ids(5, seed)[0] for seed in range(5)}) == 5
+    assert len({trial.token_ids(5, seed)[0] for seed in range(5)}) == 5

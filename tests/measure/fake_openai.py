@@ -18,6 +18,7 @@ class Script:
     event; `cut` streams end early; `status` and `error` go wrong otherwise."""
 
     most: int | None = 4096
+    owner: Any = None
     pause: float = 0.005
     per_event: int = 1
     says_ids: bool = True
@@ -58,6 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
         served: dict[str, Any] = {"id": "served"}
         if self.script.most:
             served["max_model_len"] = self.script.most
+        if self.script.owner is not None:
+            served["owned_by"] = self.script.owner
         self._json({"data": [served]})
 
     def do_POST(self) -> None:
