@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from described import write
+from described import ROLES, of_kinds, write
 
 from deeplink import config
 from deeplink.chips.catalogue import PROFILES
@@ -36,7 +36,6 @@ else:
     import tomli as tomllib
 
 KNOWN = {profile.name: profile for profile in PROFILES}
-ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 
 
 @pytest.fixture(scope="module")
@@ -44,31 +43,9 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Placement:
     return place(fleetfile.load(write(tmp_path_factory.mktemp("fleet"))))
 
 
-def of_kinds(split: Placement, chips: tuple[str, ...] = ("NVIDIA H20",)) -> Placement:
-    """Two engines of every kind in every role on each of the chips; a group of two where it serves alone."""
-    made = [
-        msgspec.structs.replace(
-            split.engines[0],
-            name=f"{kind}/{role} {index}",
-            pool=f"{kind} {index}",
-            chip=chip,
-            engine=kind if kind != "vllm" else msgspec.UNSET,
-            role=role,
-            count=2,
-            tp=2 if role == "both" else 1,
-            max_num_seqs=0 if role == "prefill" else 37,
-            max_num_batched_tokens=700 if role == "both" else 0,
-        )
-        for kind in KINDS
-        for role in ROLES
-        for index, chip in enumerate(chips)
-    ]
-    return msgspec.structs.replace(split, version=2, engines=tuple(made), routes=())
-
-
 @pytest.fixture(scope="module")
 def mixed(split: Placement) -> Placement:
-    return of_kinds(split)
+    return of_kinds(split, count=2)
 
 
 @pytest.fixture(scope="module")
