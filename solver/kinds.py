@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from deeplink.chips.profile import Profile
-from deeplink.solver.model import Model
-from deeplink.solver.problem import Role
 
 Kind = Literal["vllm", "sglang", "lmdeploy"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -63,25 +61,26 @@ _SPANS: frozenset[Kind] = frozenset({"vllm"})
 _PARALLEL_ON_PROCESSORS: frozenset[Kind] = frozenset({"vllm"})
 
 
-def cannot_hand_over(kind: Kind, model: Model, dtype: str, *, processor: bool) -> Obstacle | None:
+def cannot_hand_over(kind: Kind, *, dtype: str, latent: bool, window: int, processor: bool) -> Obstacle | None:
     """What keeps engines of a kind from prefilling for others and from decoding what others have prefilled, whatever
-    their size; `dtype` is that of the cache."""
+    their size. `dtype` is the cache's, which is `latent` where it has one vector for each token instead of K and V
+    (MLA); `window` is how many tokens a layer looks back, 0 for all."""
     known = _HANDS_OVER.get(kind)
     if known is None:
         return None
     title = TITLES[kind]
     if not processor:
         return Obstacle(f"{title} hands over from host memory only", "device", "the chip's memory", "host memory")
-    if model.replicated:
+    if latent:
         return Obstacle(f"{title} hands over K and V only", "kind of KV cache", "MLA", "K and V of each layer")
-    if model.window:
-        return Obstacle(f"{title} hands over full attention only", "window", f"{model.window:g}", "0")
+    if window:
+        return Obstacle(f"{title} hands over full attention only", "window", str(window), "0")
     if dtype not in known.dtypes:
         return Obstacle(f"{title} does not hand over such elements", "kv_dtype", dtype, " or ".join(known.dtypes))
     return None
 
 
-def too_large(kind: Kind, role: Role, size: int, *, hosts: int, processor: bool) -> Obstacle | None:
+def too_large(kind: Kind, size: int, *, hands_over: bool, hosts: int, processor: bool) -> Obstacle | None:
     """What keeps an engine of a kind from being on `size` chips, on so many hosts."""
     title = TITLES[kind]
     if hosts > 1 and kind not in _SPANS:
@@ -89,7 +88,7 @@ def too_large(kind: Kind, role: Role, size: int, *, hosts: int, processor: bool)
     if processor and size > 1 and kind not in _PARALLEL_ON_PROCESSORS:
         return Obstacle(f"{title} on several processors was not tested under load", "tp", str(size), "1")
     known = _HANDS_OVER.get(kind)
-    if known is not None and role != "both" and size > known.most:
+    if known is not None and hands_over and size > known.most:
         return Obstacle(f"{title} hands over from groups of this size at most", "tp", str(size), str(known.most))
     return None
 

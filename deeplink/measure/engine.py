@@ -19,8 +19,8 @@ from deeplink import __version__
 from deeplink.errors import LocalError
 from deeplink.local import client
 from deeplink.measure import points, streams
+from deeplink.solver.estimates.rates import Measurement, Phase
 from deeplink.solver.kinds import KINDS, Kind
-from deeplink.solver.rates import Measurement, Phase
 
 Progress = Callable[[str], None]
 STEPS = 24

@@ -19,7 +19,8 @@ from fleet import Fleet, http
 from deeplink.chips.catalogue import PROFILES
 from deeplink.local import lmdeploy, sglang, step, trial, up
 from deeplink.local.environment import Environment
-from deeplink.solver import emit, fleetfile
+from deeplink.solver import emit
+from deeplink.solver.fleets import fleetfile
 from deeplink.solver.kinds import Kind
 from deeplink.solver.place import place
 from deeplink.solver.placement import Placement

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from deeplink.solver.exact.problem import Role
 from deeplink.solver.kinds import DEFAULT, KINDS
 from deeplink.solver.placement import VERSION, Placement
-from deeplink.solver.problem import Role
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 

@@ -21,14 +21,15 @@ from deeplink.chips.catalogue import PROFILES
 from deeplink.cli.solve import write as save
 from deeplink.config import CONTROL_OFFSET
 from deeplink.errors import SolverError
-from deeplink.solver import emit, fleetfile
+from deeplink.solver import emit
 from deeplink.solver.emit import configs, images
 from deeplink.solver.emit.commands import command
 from deeplink.solver.emit.members import Member, members
+from deeplink.solver.exact.problem import Role
+from deeplink.solver.fleets import fleetfile
 from deeplink.solver.kinds import KINDS, TITLES, Kind
 from deeplink.solver.place import place
 from deeplink.solver.placement import Bucket, Placement
-from deeplink.solver.problem import Role
 
 if sys.version_info >= (3, 11):
     import tomllib

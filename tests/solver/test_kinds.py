@@ -12,17 +12,19 @@ import pytest
 from described import CONFIG, FLEET, write
 
 from deeplink.errors import FleetError, RateError, SolverError
-from deeplink.kvconnector import contract as contracts
-from deeplink.solver import catalogue, fleetfile, kinds, roofline, served, table
+from deeplink.kvconnector.contracts import contract as contracts
+from deeplink.solver import kinds
 from deeplink.solver import placement as doc
-from deeplink.solver.candidates import formulate
-from deeplink.solver.configure import rates_of
-from deeplink.solver.fleet import Inventory
+from deeplink.solver.estimates import catalogue, roofline, table
+from deeplink.solver.estimates.rates import Measurement
+from deeplink.solver.estimates.roofline import Fractions, Step
+from deeplink.solver.exact.problem import Role
+from deeplink.solver.fleets import fleetfile, served
+from deeplink.solver.fleets.candidates import formulate
+from deeplink.solver.fleets.configure import rates_of
+from deeplink.solver.fleets.fleet import Inventory
 from deeplink.solver.kinds import KINDS, Kind
 from deeplink.solver.place import place
-from deeplink.solver.problem import Role
-from deeplink.solver.rates import Measurement
-from deeplink.solver.roofline import Fractions, Step
 
 H20 = 'chip = "NVIDIA H20"'
 PROCESSOR = """
@@ -143,11 +145,14 @@ def test_a_contract_is_of_the_pools_engine(tmp_path: Path) -> None:
 def test_caches_that_are_more_than_k_and_v_of_all_tokens(
     tmp_path: Path, kind: Kind, change: dict[str, object], field: str
 ) -> None:
-    model = replace(fleetfile.load(write(tmp_path)).model, **change)  # type: ignore[arg-type]
-    found = kinds.cannot_hand_over(kind, model, "bfloat16", processor=True)
+    fleet = fleetfile.load(write(tmp_path))
+    model = replace(fleet.model, **change)  # type: ignore[arg-type]
+    pool = replace(fleet.pools[1], engine=kind, processor=True)
+    found = served.obstacle(pool, model, "decode", 1)
     assert found is not None
     assert found.field == field
-    assert kinds.cannot_hand_over("vllm", model, "bfloat16", processor=False) is None
+    assert served.obstacle(pool, model, "both", 1) is None
+    assert served.obstacle(replace(pool, engine="vllm", processor=False), model, "decode", 1) is None
 
 
 def test_a_chip_without_a_profile_may_have_any_engine(tmp_path: Path) -> None:

@@ -24,16 +24,17 @@ from typing import Any
 from deeplink import config as configuration
 from deeplink import secret as shared
 from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, TicketRefused
-from deeplink.kvconnector import compiled, configured
-from deeplink.kvconnector import contract as co
-from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector import configured
+from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.contracts.prompt import prompt_digest
+from deeplink.kvconnector.contracts.weights import OTHERS_LOADED
 from deeplink.kvconnector.control import Blocks, Control
-from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.order import Order, Outcome
-from deeplink.kvconnector.prompt import prompt_digest
-from deeplink.kvconnector.ticket import Ticket
-from deeplink.kvconnector.tls import Tls
-from deeplink.kvconnector.weights import OTHERS_LOADED
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.handoffs.first_token import FirstToken
+from deeplink.kvconnector.handoffs.order import Order, Outcome
+from deeplink.kvconnector.handoffs.ticket import Ticket
+from deeplink.kvconnector.relayout import compiled
+from deeplink.kvconnector.wires.tls import Tls
 from deeplink.plugins import load_plugins
 from lmdeploy_deeplink.migration import adapter
 from lmdeploy_deeplink.migration.foreign import Foreign
