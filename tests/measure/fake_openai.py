@@ -22,6 +22,7 @@ class Script:
     pause: float = 0.005
     per_event: int = 1
     says_ids: bool = True
+    usage: bool = False
     cut: bool = False
     status: int = 200
     error: str = ""
@@ -88,6 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._event({"error": script.error})
             if script.cut:
                 return
+        if script.usage:
+            self._event({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": body["max_tokens"]}})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, value: Any) -> None:

@@ -62,6 +62,15 @@ def test_the_example_is_one(tmp_path: Path) -> None:
     assert [pool.name for pool in fleet.pools] == ["hopper", "h20"]
 
 
+def test_the_pool_of_another_engine_is_one(tmp_path: Path) -> None:
+    from described import FLEET, write
+
+    text = PAGE.read_text().split("### Which engine")[1].split("```toml\n")[1].split("```")[0]
+    found = place(fleetfile.load(write(tmp_path, FLEET + text)))
+    assert [line for line in found.skipped if line.startswith("c550: ") and "host memory" in line]
+    assert not [refused for refused in found.skipped if refused.startswith("h")]
+
+
 def test_what_the_cluster_is_said_to_get_is_what_it_gets(tmp_path: Path) -> None:
     from described import write
 
