@@ -50,7 +50,16 @@ SERVED = (
         (*HALVES, *FLOAT8),
         image=Named("lmsysorg/sglang", of.SGLANG_DOCS),
     ),
-    Served("LMDeploy", "", "`pip install lmdeploy`", of.LMDEPLOY, ("lmdeploy-cuda",), (64, 16, 32, 128), HALVES),
+    Served(
+        "LMDeploy",
+        "",
+        "`pip install lmdeploy`",
+        of.LMDEPLOY,
+        ("lmdeploy-cuda",),
+        (64, 16, 32, 128),
+        HALVES,
+        image=Named("openmmlab/lmdeploy", of.LMDEPLOY_DOCS),
+    ),
 )
 
 
