@@ -6,6 +6,8 @@ import json
 import shlex
 import subprocess
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,34 +105,49 @@ def parse(
     )
 
 
-def test_sglang_parses_every_command(fleet: Fleet, every: Placement) -> None:
-    given = commands(every, "sglang")
-    wrong = [*given[0], "--no-such-flag"]
-    env = sglang.on_processor(fleet.overlay)
-    done = parse(SGLANG, sglang_engine.installed(), env, [*given, wrong])
-    # The last is refused, and so those before it were read.
-    assert done.returncode == 2, done.stderr[-3000:]
-    assert "--no-such-flag" in done.stderr
-    roles = check(given, done, {"--model-path": 0, "--port": 1, "--tensor-parallel-size": 2})
-    assert roles == [_after(words, "--disaggregation-mode") or "null" for words in given]
+@dataclass(frozen=True)
+class Parsed:
+    """The commands of a kind, and what its parser made of them and of one more that is wrong."""
+
+    given: list[list[str]]
+    done: subprocess.CompletedProcess[str]
 
 
-def test_lmdeploy_parses_every_command(fleet: Fleet, every: Placement) -> None:
-    given = commands(every, "lmdeploy")
-    wrong = [*given[0], "--no-such-flag"]
-    env = lmdeploy.on_processor(fleet.overlay)
-    done = parse(LMDEPLOY, lmdeploy_engine.installed(), env, [*given, wrong])
-    assert done.returncode == 2, done.stderr[-3000:]
-    assert "--no-such-flag" in done.stderr
-    roles = check(given, done, {"--server-port": 1, "--tp": 2})
-    assert roles == [_after(words, "--role") or "Hybrid" for words in given]
+@pytest.fixture(scope="module")
+def parsed(fleet: Fleet, every: Placement) -> dict[Kind, Parsed]:
+    """Side by side, as importing the engines is most of it."""
+    programs: dict[Kind, tuple[str, Environment, dict[str, str]]] = {
+        "sglang": (SGLANG, sglang_engine.installed(), sglang.on_processor(fleet.overlay)),
+        "lmdeploy": (LMDEPLOY, lmdeploy_engine.installed(), lmdeploy.on_processor(fleet.overlay)),
+    }
+    given = {kind: commands(every, kind) for kind in programs}
+    with ThreadPoolExecutor(len(programs)) as pool:
+        running = {
+            kind: pool.submit(parse, *how, [*given[kind], [*given[kind][0], "--no-such-flag"]])
+            for kind, how in programs.items()
+        }
+        return {kind: Parsed(given[kind], one.result(SECONDS)) for kind, one in running.items()}
 
 
-def check(given: list[list[str]], done: subprocess.CompletedProcess[str], flags: Mapping[str, int]) -> list[str]:
-    """That what was parsed is what was written; the roles."""
-    parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert len(parsed) == len(given) > 100
-    for words, values in zip(given, parsed, strict=True):
+def test_sglang_parses_every_command(parsed: dict[Kind, Parsed]) -> None:
+    found = parsed["sglang"]
+    roles = check(found, {"--model-path": 0, "--port": 1, "--tensor-parallel-size": 2})
+    assert roles == [_after(words, "--disaggregation-mode") or "null" for words in found.given]
+
+
+def test_lmdeploy_parses_every_command(parsed: dict[Kind, Parsed]) -> None:
+    found = parsed["lmdeploy"]
+    roles = check(found, {"--server-port": 1, "--tp": 2})
+    assert roles == [_after(words, "--role") or "Hybrid" for words in found.given]
+
+
+def check(found: Parsed, flags: Mapping[str, int]) -> list[str]:
+    """That what was parsed is what was written, and what is wrong refused; the roles."""
+    assert found.done.returncode == 2, found.done.stderr[-3000:]
+    assert "--no-such-flag" in found.done.stderr
+    parsed = [json.loads(line) for line in found.done.stdout.splitlines() if line.startswith("[")]
+    assert len(parsed) == len(found.given) > 100
+    for words, values in zip(found.given, parsed, strict=True):
         assert {flag: str(values[at]) for flag, at in flags.items()} == {flag: _after(words, flag) for flag in flags}
     return [values[3] for values in parsed]
 
