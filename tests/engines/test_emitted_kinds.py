@@ -258,6 +258,18 @@ def test_up_starts_sglang_that_prefills_for_vllm_and_the_answer_is_right(fleet: 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("prefill", "decode"), [("vllm", "lmdeploy"), ("lmdeploy", "sglang")])
+def test_up_starts_other_pairs(fleet: Fleet, tmp_path: Path, prefill: Kind, decode: Kind) -> None:
+    placement = solved(tmp_path, fleet.model, "float16", prefill=prefill, decode=decode)
+    with up.running(placement, up.Options(model=fleet.model, folder=tmp_path / "run"), print) as running:
+        checked = up.check(running, 512)
+        assert [(one.prompt, one.path, one.tokens, one.failed) for one in checked] == [
+            (40, "handoff", 8, ""),
+            (300, "handoff", 8, ""),
+        ]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sglang", "lmdeploy"])
 def test_up_starts_an_engine_that_serves_alone(fleet: Fleet, tmp_path: Path, kind: Kind) -> None:
     dtype = "float16" if kind == "lmdeploy" else "float32"
