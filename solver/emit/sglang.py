@@ -20,7 +20,7 @@ _CACHE = {
 _PAGE = 128
 """A piece of a prompt is whole pages to SGLang; all page sizes that chips are known to have divide this."""
 VARIABLES = (("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "false"),)
-"""Else whoever asks for its health waits for a second, as it generates a token for that; a router waits no longer."""
+"""Else it generates a token for whoever asks for its health, which takes long while it computes a long prompt."""
 _ON_PROCESSOR = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule"),
     # Its loop would keep a core busy when there is nothing to do.
