@@ -20,7 +20,7 @@ from deeplink.errors import Aborted, DeeplinkError
 from deeplink.kvconnector.ticket import Ticket
 from lmdeploy_deeplink.migration import passage, requests
 from lmdeploy_deeplink.migration.foreign import NUMBERS
-from lmdeploy_deeplink.migration.forwards import Forwards
+from lmdeploy_deeplink.migration.forwards import Forwards, SpreadForwards
 from lmdeploy_deeplink.migration.requests import Admitted
 
 # Between two looks whether a prompt's cache is staged, where staging was full.
@@ -66,6 +66,17 @@ def count(agent: Any, forwards: Forwards) -> None:
         forwards.end(dropped)
 
     agent.set_forward_inputs, agent._async_step, agent._drain_queues = sent, ran, drained
+
+
+def count_sent(executor: Any, forwards: SpreadForwards) -> None:
+    """Have `forwards` count what this executor sends its workers, which count what of that is over."""
+    send = executor.forward_async
+
+    async def sent(inputs: Any) -> None:
+        forwards.send()  # from here on it is as good as sent: what is in it does not change
+        await send(inputs)
+
+    executor.forward_async = sent
 
 
 def _ours(owner: Any) -> Any:
