@@ -5,65 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from fake_cache import Fake, FakeStated
 from loopback import SECRET
-from world import Shape, read
+from world import read
 
 from deeplink.config import VARIABLE
 from deeplink.errors import ConfigError, DeadlineExceeded, HandoffError, LayoutError, ProtocolError, Refused
 from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.first_token import FirstToken
 from deeplink.kvconnector.group import Group
 from deeplink.kvconnector.negotiate import Agreement, negotiate
 from lmdeploy_deeplink.migration import adapter, exchange
-from lmdeploy_deeplink.migration.adapter import Place
 from lmdeploy_deeplink.migration.exchange import Exchange
 from lmdeploy_deeplink.migration.requests import Admitted
 
-LAYOUT = "block (k: token head dim | v: token head dim)"
 SECONDS = 30.0
 PROMPT = list(range(50))
 PEER = "http://127.0.0.1:1"
-
-
-@dataclass
-class Fake:
-    """What `adapter` reads of an engine, without an engine."""
-
-    role: str
-    block_size: int
-    weights: str = "w"
-    layers: int = 3
-
-    def group(self) -> Group:
-        spec = CacheGroup("full", tuple(range(self.layers)), 2, 32, "bfloat16", self.block_size, LAYOUT)
-        rank = Rank(0, 0, 0, ((0, 2),), (0, self.layers), "", {})
-        (group,) = Shape((spec,), blocks=24).hold(rank, 1 if self.role == "prefill" else 2)
-        return group
-
-    def model(self) -> Model:
-        return Model("LlamaForCausalLM", self.layers, 100, "{}", "none", self.weights)
-
-
-@dataclass
-class Fakes:
-    """What `adapter` states, where LMDeploy is not installed."""
-
-    engine: Fake
-    model: Model
-
-    def contract(
-        self, group: Group, place: Place, epoch: str, channel: str, transports: dict[str, str], casts: Any
-    ) -> Contract:
-        rank = Rank(place.rank, 0, 0, (group.heads,), (0, self.engine.layers), channel, transports)
-        return Contract("lmdeploy", "0", "cpu", self.engine.role, epoch, self.model, (group.spec,), (rank,), casts)
 
 
 @pytest.fixture
@@ -74,7 +38,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[.
     monkeypatch.setattr(adapter, "check_supported", lambda _: None)
     monkeypatch.setattr(adapter, "read_group", lambda engine, _: groups.setdefault(id(engine), engine.group()))
     monkeypatch.setattr(adapter, "read_model", lambda engine, _: engine.model())
-    monkeypatch.setattr(adapter, "stated", lambda engine, model: Fakes(engine, model))
+    monkeypatch.setattr(adapter, "stated", lambda engine, model: FakeStated(engine.role, model))
     monkeypatch.setattr(exchange.shared, "load", lambda _: SECRET)
 
     def start(fake: Fake, seconds: float = SECONDS, staging: int = 4 << 20) -> Exchange:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from fleet import http, quiet, records, ticketed
+from fleet import Answer, http, quiet, records, ticketed
 from lmdeploy_engine import Lmdeploy
 from matrix import Matrix
 from programs import say
-from small import DTYPE, near
+from small import DTYPE, REFUSED_SECONDS, near
 
+from deeplink import secret
+from deeplink.errors import LocalError
 from deeplink.local import engines, lmdeploy, overlay
 from deeplink.local.engines import Engine
 from deeplink.local.environment import Environment
@@ -71,29 +77,71 @@ def made(with_ray: Path, small_model: Path, tmp_path: Path) -> Engines:
 def test_unequal_and_equal_numbers_of_processes(
     made: Engines, small_model: Path, in_lmdeploy: Any, produce: int, consume: int, request: pytest.FixtureRequest
 ) -> None:
-    """One at a time and at once: digests are equal on both sides, what is told of the tokens is right, and nothing is
-    held after; also where some are given up."""
+    """One at a time and at once, where some are given up: digests are equal on both sides, what is told of the tokens
+    is right, and nothing is held after. With an engine that lets its cache go nothing is handed over any more."""
     prefill, decode = made.prepare("prefill", produce), made.prepare("decode", consume)
     with made.running(prefill, decode):
         assert [len(one.contract.ranks) for one in (prefill, decode)] == [produce, consume]
         answers = [handed_over(prefill, decode, length) for length in LENGTHS]
+        lengths = [length if number % 5 else -length for number, length in enumerate(LENGTHS * ROUNDS)]
         with ThreadPoolExecutor(8) as pool:
-            answers += pool.map(lambda length: handed_over(prefill, decode, length), LENGTHS * ROUNDS)
+            told = list(pool.map(lambda length: handed_over_or_given_up(prefill, decode, length), lengths))
         quiet(prefill, decode)
+        answers += [answer for answer in told if answer is not None]
+        assert len(answers) == len(LENGTHS) + sum(length > 0 for length in lengths)
         found = json.loads(in_lmdeploy("beside_transformers.py", small_model, DTYPE, given=json.dumps(answers)))
         near(found, [len(answer["prompt"]) for answer in answers])
         record = Matrix()
         record.record(prefill.contract, decode.contract, "exact")
+        sleeps(prefill, decode)
     record.write({request.node.nodeid})
 
 
+def sleeps(prefill: Lmdeploy, decode: Lmdeploy) -> None:
+    """What its control endpoint tells would be wrong after it: it has another cache when it wakes up."""
+    _, ticket = ticketed(prefill, decode, 5)
+    assert http(f"{decode.url}/sleep?level=1", {}, seconds=60).status == 200
+    with pytest.raises(OSError, match="refused"):
+        decode.control("/v1/status")
+    assert http(f"{decode.url}/wakeup", {}, seconds=60).status == 200
+    assert ask(prefill, "produce", ticket, [7, 8, 9], 1).status == 200
+    assert ask(decode, "consume", ticket, [7, 8, 9], 4).status != 200
+    assert http(f"{decode.url}/v1/chat/completions", decode.body([7, 8, 9], 4), seconds=60).status == 200
+
+
+def test_lmdeploys_own_workers_hand_nothing_over(made: Engines) -> None:
+    engine = made.prepare("prefill", 2, by="mp")
+    with engine.process, pytest.raises(LocalError):
+        engine.process.wait_ready(REFUSED_SECONDS)
+    assert "hands over where Ray runs them" in engine.process.log.read_text()
+
+
+def handed_over_or_given_up(prefill: Lmdeploy, decode: Lmdeploy, length: int) -> dict[str, Any] | None:
+    """Prompts of negative length are given up, by the client and by the router, in either engine."""
+    if length > 0:
+        return handed_over(prefill, decode, length)
+    dice = random.Random(length)
+    name, ticket = ticketed(prefill, decode, 60)
+    ids, in_prefill = prompt(-length), dice.random() < 0.5
+    if not in_prefill:
+        assert ask(prefill, "produce", ticket, ids, 1).status == 200
+    engine, side = (prefill, "produce") if in_prefill else (decode, "consume")
+    connection = HTTPConnection(urlsplit(engine.url).netloc, timeout=60)
+    body = json.dumps(engine.body(ids, TOKENS, **ticket_of(side, ticket)))
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    time.sleep(dice.uniform(0, 0.2))
+    connection.close()
+    for one in (prefill, decode):
+        given_up = f"{one.control_url}/v1/handoffs/{name}"
+        assert http(given_up, method="DELETE", token=secret.control_token(secret.load())).status == 204
+    return None
+
+
 def handed_over(prefill: Lmdeploy, decode: Lmdeploy, length: int) -> dict[str, Any]:
-    ids = [3 + (7919 * (place + length)) % 990 for place in range(length)]
+    ids = prompt(length)
     name, ticket = ticketed(prefill, decode, 120)
     for engine, side, count in ((prefill, "produce", 1), (decode, "consume", TOKENS)):
-        params = {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}
-        body = engine.body(ids, count, return_logprob=True, **params)
-        answer = http(engine.url + "/v1/chat/completions", body, seconds=120)
+        answer = ask(engine, side, ticket, ids, count)
         assert answer.status == 200, answer.data
     ours, theirs = records(prefill, decode, name)
     assert ours["digest"] == theirs["digest"] != "", length
@@ -101,3 +149,16 @@ def handed_over(prefill: Lmdeploy, decode: Lmdeploy, length: int) -> dict[str, A
     logprobs = [float(value) for value, _ in choice["output_token_logprobs"]]
     assert len(choice["output_ids"]) == TOKENS
     return {"prompt": ids, "tokens": choice["output_ids"], "logprobs": logprobs}
+
+
+def prompt(length: int) -> list[int]:
+    return [3 + (7919 * (place + length)) % 990 for place in range(length)]
+
+
+def ask(engine: Lmdeploy, side: str, ticket: str, ids: list[int], tokens: int) -> Answer:
+    body = engine.body(ids, tokens, return_logprob=True, **ticket_of(side, ticket))
+    return http(engine.url + "/v1/chat/completions", body, seconds=120)
+
+
+def ticket_of(side: str, ticket: str) -> dict[str, Any]:
+    return {"kv_transfer_params": {"deeplink": {"side": side, "ticket": ticket}}}

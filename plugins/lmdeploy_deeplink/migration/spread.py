@@ -43,6 +43,8 @@ class Spread:
         self._tasks: set[asyncio.Task[Any]] = set()
         # Handoff -> what ends when all parts of it are staged.
         self._staging: dict[str, asyncio.Task[None]] = {}
+        # Requests that are loading, and those of them that were cancelled, which the workers remember until then.
+        self._loading: set[str] = set()
         self._cancelled: set[str] = set()
 
     def close(self) -> None:
@@ -70,11 +72,13 @@ class Spread:
         self._workers.tell("refuse", handoff, reason)
 
     def load(self, order: Order) -> asyncio.Future[Outcome]:
+        self._loading.add(order.request)
         return self._start(self._load(order))
 
     def cancel(self, handoff: str, request: str) -> None:
-        self._cancelled.add(request)
-        self._workers.ask("cancel", handoff, request)
+        if request in self._loading:
+            self._cancelled.add(request)
+            self._workers.ask("cancel", handoff, request)
 
     async def _offer(self, ticket: Ticket, prompt: bytes, tokens: int, table: Sequence[int], first: FirstToken) -> None:
         calls = self._workers.call("offer", ticket, prompt, tokens, table, first)
@@ -96,8 +100,9 @@ class Spread:
                 why = exc.reason()
             if why is not None and reason is None:
                 reason = why
-                self._workers.tell("cancel", order.ticket.handoff, order.request)
                 self._cancelled.add(order.request)
+                self._workers.tell("cancel", order.ticket.handoff, order.request)
+        self._loading.discard(order.request)
         if order.request in self._cancelled:
             self._cancelled.discard(order.request)
             self._workers.tell("forget", order.request)
