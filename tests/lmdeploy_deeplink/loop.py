@@ -292,6 +292,15 @@ async def drive() -> dict[str, Any]:
     session, answer = decode.ask(8, migration_request=carried("consume", "x"))
     found["forged"] = answer.type == ResponseType.INTERNAL_ENGINE_ERROR and answer.event.is_set()
     decode.end(session)
+    # It has ended, and its cache is not staged yet, when it is stopped.
+    exchange = prefill.engine.engine_conn.exchange
+    settled, exchange.settled = exchange.settled, lambda _: False
+    session, _ = prefill.ask(1, with_cache=True, preserve_cache=True)
+    prefill.computed()
+    for how in ("end", "stop"):
+        prefill.end(session, how)
+    exchange.settled = settled
+    await asyncio.sleep(0.1)
     found["held"] = [first, [prefill.free, decode.free]]
     try:
         BaseModelAgent.update_params(None, None)

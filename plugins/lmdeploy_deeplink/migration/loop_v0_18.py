@@ -159,11 +159,12 @@ def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
     """Prefill: a session whose cache is offered frees its blocks when all of it is staged, which is at once or soon."""
     from lmdeploy.messages import ResponseType
 
-    async def when_staged(engine: Any, connection: Any, session: int, name: str) -> None:
+    async def when_staged(engine: Any, connection: Any, session: int, held: Any, name: str) -> None:
         while not connection.exchange.settled(name):
             await asyncio.sleep(_STAGED_LOOK)
-        # It may have been ended otherwise, and the number of the session be another's.
-        if connection.offered.get(session) == name:
+        # It may have been ended otherwise, and the number of the session be another's. That it was stopped in the
+        # meantime, and its offer dropped, does not end it.
+        if engine.scheduler.get_session(session) is held:
             engine.end_session(session)
 
     @functools.wraps(end)
@@ -181,7 +182,7 @@ def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
             if name is None or connection.exchange.settled(name):
                 self.end_session(session)
             else:
-                connection.start(when_staged(self, connection, session, name))
+                connection.start(when_staged(self, connection, session, held, name))
             if req.data.get("response", True):
                 self._response(req.resp, ResponseType.SUCCESS)
         return end(self, others, **keywords)
