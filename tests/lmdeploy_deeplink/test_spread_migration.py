@@ -42,13 +42,14 @@ class Engines:
         self._environment = Environment(python.parents[1])
         self._model = model
         self._folder = folder
+        # At once: one's control port is not the other's port.
+        self._ports = engines.free_ports(2)
 
     def prepare(self, role: str, processes: int, by: str = "ray", **env: str) -> Lmdeploy:
-        (port,) = engines.free_ports(1)
         engine = Engine(
             name=f"{role}-{processes}",
             role=role,
-            port=port,
+            port=self._ports[role == "decode"],
             model=self._model,
             dtype=DTYPE,
             block_size={"prefill": 16, "decode": 64}[role],
@@ -68,6 +69,15 @@ class Engines:
             yield
 
 
+@pytest.fixture(scope="module")
+def matrix(request: pytest.FixtureRequest) -> Iterator[Matrix]:
+    """Written when nothing failed."""
+    found = Matrix()
+    yield found
+    if not request.session.testsfailed:
+        found.write({item.nodeid for item in request.session.items if item.path == request.path})
+
+
 @pytest.fixture
 def made(with_ray: Path, small_model: Path, tmp_path: Path) -> Engines:
     return Engines(with_ray, small_model, tmp_path)
@@ -75,7 +85,7 @@ def made(with_ray: Path, small_model: Path, tmp_path: Path) -> Engines:
 
 @pytest.mark.parametrize(("produce", "consume"), [(1, 2), (2, 1), (2, 2)])
 def test_unequal_and_equal_numbers_of_processes(
-    made: Engines, small_model: Path, in_lmdeploy: Any, produce: int, consume: int, request: pytest.FixtureRequest
+    made: Engines, small_model: Path, in_lmdeploy: Any, produce: int, consume: int, matrix: Matrix
 ) -> None:
     """One at a time and at once, where some are given up: digests are equal on both sides, what is told of the tokens
     is right, and nothing is held after. With an engine that lets its cache go nothing is handed over any more."""
@@ -91,10 +101,8 @@ def test_unequal_and_equal_numbers_of_processes(
         assert len(answers) == len(LENGTHS) + sum(length > 0 for length in lengths)
         found = json.loads(in_lmdeploy("beside_transformers.py", small_model, DTYPE, given=json.dumps(answers)))
         near(found, [len(answer["prompt"]) for answer in answers])
-        record = Matrix()
-        record.record(prefill.contract, decode.contract, "exact")
+        matrix.record(prefill.contract, decode.contract, "exact")
         sleeps(prefill, decode)
-    record.write({request.node.nodeid})
 
 
 def sleeps(prefill: Lmdeploy, decode: Lmdeploy) -> None:
