@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rows import RESULTS, Row, machine, write_table
 
-from deeplink.kvconnector.weights import INDEX, examine
+from deeplink.kvconnector.contracts.weights import INDEX, examine
 
 FILES, BYTES, LAYERS = 20, 100 * 10**9, 80
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm", "post_norm")

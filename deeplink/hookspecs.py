@@ -35,7 +35,7 @@ def deeplink_register_transports(register: Callable[[str, Callable[..., Transpor
 
 @hookspec
 def deeplink_register_layouts(register: Callable[[str, str], None]) -> None:
-    """Call ``register(name, text)`` once per KV-cache layout, in the notation of `deeplink.kvconnector.layout`.
+    """Call ``register(name, text)`` once per KV-cache layout, in the notation of `deeplink.kvconnector.layouts.layout`.
 
     Since 0.1. An engine plugin looks its cache's layout up by this name, and proves it at start-up.
     """

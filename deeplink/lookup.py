@@ -11,8 +11,8 @@ from deeplink import config as configs
 from deeplink import secret as secrets
 from deeplink.config import Config
 from deeplink.errors import ConfigError, LocalError, ProtocolError
-from deeplink.kvconnector import contract as contracts
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.contracts import contract as contracts
+from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.local import client
 
 _URL = re.compile(r"(https?://[^/\s?#@]+)(/v1)?/?")

@@ -21,14 +21,14 @@ from aiohttp import web
 
 from deeplink import secret as shared
 from deeplink.errors import ConfigError, DeeplinkError
-from deeplink.kvconnector import channel as ch
-from deeplink.kvconnector import contract as co
+from deeplink.kvconnector.handoffs import channel as ch
+from deeplink.kvconnector.contracts import contract as co
 from deeplink.kvconnector import metrics
-from deeplink.kvconnector.contract import MAX_NAME
-from deeplink.kvconnector.handoff import COMPLETE, NOT_BEGUN, merged
-from deeplink.kvconnector.stages import Stages
-from deeplink.kvconnector.tls import Tls
-from deeplink.kvconnector.visitors import Visitors
+from deeplink.kvconnector.contracts.contract import MAX_NAME
+from deeplink.kvconnector.handoffs.handoff import COMPLETE, NOT_BEGUN, merged
+from deeplink.kvconnector.handoffs.stages import Stages
+from deeplink.kvconnector.wires.tls import Tls
+from deeplink.kvconnector.wires.visitors import Visitors
 
 log = logging.getLogger(__name__)
 

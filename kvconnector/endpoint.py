@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.errors import ConfigError, DeeplinkError, ProtocolError, Reason
-from deeplink.kvconnector import channel as ch
-from deeplink.kvconnector import contract as co
-from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.arena import Arena
-from deeplink.kvconnector.consumer import Consumer
-from deeplink.kvconnector.digest import SAMPLED
-from deeplink.kvconnector.group import Group
-from deeplink.kvconnector.handoff import Ledger, Record, Side
-from deeplink.kvconnector.listener import Listener
-from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
-from deeplink.kvconnector.plan import TILE
-from deeplink.kvconnector.producer import Producer
-from deeplink.kvconnector.staging import Staging
-from deeplink.kvconnector.tally import Half, Tally
-from deeplink.kvconnector.tls import Tls
+from deeplink.kvconnector.handoffs import channel as ch
+from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.transport.arena import Arena
+from deeplink.kvconnector.handoffs.consumer import Consumer
+from deeplink.kvconnector.relayout.digest import SAMPLED
+from deeplink.kvconnector.caches.group import Group
+from deeplink.kvconnector.handoffs.handoff import Ledger, Record, Side
+from deeplink.kvconnector.wires.listener import Listener
+from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal, negotiate
+from deeplink.kvconnector.relayout.plan import TILE
+from deeplink.kvconnector.handoffs.producer import Producer
+from deeplink.kvconnector.transport.staging import Staging
+from deeplink.kvconnector.handoffs.tally import Half, Tally
+from deeplink.kvconnector.wires.tls import Tls
 from deeplink.kvconnector.transport.base import LendingTransport
 from deeplink.kvconnector.transport.start import Transports
 
@@ -63,7 +63,7 @@ class Settings:
 
 class Endpoint:
     """Starts listening when it is made. The caches of the groups are in host memory or on any device
-    (`deeplink.kvconnector.device_cache`); what is staged and received is always in host memory. `state` builds this
+    (`deeplink.kvconnector.caches.device_cache`); what is staged and received is always in host memory. `state` builds this
     rank's contract once the addresses are known; `rank` is its place among the ranks of its engine, as a ticket counts
     them."""
 

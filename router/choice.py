@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from deeplink.errors import InvalidRequest, NoEngine, Overloaded
-from deeplink.kvconnector.contract import Contract
-from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
+from deeplink.kvconnector.contracts.contract import Contract
+from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal, negotiate
 from deeplink.router import declared
 from deeplink.router.engine import ALONE, Engine
 from deeplink.router.policy import Work

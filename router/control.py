@@ -12,8 +12,8 @@ import msgspec
 
 from deeplink import secret as shared
 from deeplink.errors import ConfigError, PeerGone, ProtocolError, Reason
-from deeplink.kvconnector import contract as contracts
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.contracts import contract as contracts
+from deeplink.kvconnector.contracts.contract import Contract
 
 SECONDS = 1.0
 POST_SECONDS = 5.0
@@ -33,7 +33,7 @@ class HandoffState(msgspec.Struct, frozen=True):
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """How far a prefill is (`kvconnector.handoff.BEGUN` and its like)."""
+    """How far a prefill is (`kvconnector.handoffs.handoff.BEGUN` and its like)."""
 
     stage: int
 
@@ -108,7 +108,7 @@ class Control:
             return None
 
     async def stage(self, url: str, handoff: str, known: int, until: float) -> int | None:
-        """How far the engine's prefill is (`kvconnector.handoff.BEGUN` and its like) once it is further than `known`.
+        """How far the engine's prefill is (`kvconnector.handoffs.handoff.BEGUN` and its like) once it is further than `known`.
         None if the engine does not say, or has not got further by `until` (of time.monotonic)."""
         while (left := until - time.monotonic()) > 0:
             seconds = min(left, STAGE_SECONDS)

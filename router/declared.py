@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deeplink.kvconnector.negotiate import Refusal
+from deeplink.kvconnector.contracts.negotiate import Refusal
 from deeplink.router.engine import Engine
 
 

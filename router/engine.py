@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.contracts.contract import Contract
 
 DEEPLINK, PLAIN = "deeplink", "plain"
 """The kinds that need no plugin: engines with deeplink's control endpoint, and those of which nothing is known."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from deeplink.config import Config, EngineEntry
 from deeplink.errors import ConfigError, DeeplinkError
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.registry import Registry
 from deeplink.router.choice import Table, table
 from deeplink.router.control import Control, HandoffState, Status

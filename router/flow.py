@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 from deeplink.config import RouterSection
 from deeplink.errors import DeadlineExceeded, DeeplinkError
-from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.router import body as bodies
 from deeplink.router import prefix, retry
 from deeplink.router.admission import Need

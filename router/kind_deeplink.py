@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 
 from deeplink.errors import DeeplinkError
-from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.handoff import BEGUN, NOT_BEGUN
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.handoffs.handoff import BEGUN, NOT_BEGUN
 from deeplink.router import body as bodies
 from deeplink.router import retry
 from deeplink.router.choice import Pair

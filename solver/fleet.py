@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.solver.highs import Effort
 from deeplink.solver.model import Model
 from deeplink.solver.problem import Objective, Role

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from deeplink.errors import DeeplinkError, FleetError
-from deeplink.kvconnector import contract as contracts
-from deeplink.kvconnector.catalogue import LAYOUTS
-from deeplink.kvconnector.layout import ELEMENTS
+from deeplink.kvconnector.contracts import contract as contracts
+from deeplink.kvconnector.layouts.catalogue import LAYOUTS
+from deeplink.kvconnector.layouts.layout import ELEMENTS
 from deeplink.plugins import load_plugins
 from deeplink.solver import aiconfigurator, catalogue, importers, model, spanning, table, trace, vidur
 from deeplink.solver.configure import rates_of

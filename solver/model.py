@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deeplink.errors import FleetError
-from deeplink.kvconnector.layout import ELEMENTS
+from deeplink.kvconnector.layouts.layout import ELEMENTS
 
 Config = Mapping[str, Any]
 

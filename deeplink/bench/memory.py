@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeplink.kvconnector.convert import storage_dtype
+from deeplink.kvconnector.relayout.convert import storage_dtype
 
 Elements = npt.NDArray[Any]
 """Of unsigned integers of the size of an element."""

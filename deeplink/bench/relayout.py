@@ -27,12 +27,12 @@ from deeplink.bench.memory import BF16, Elements, filled, memory
 from deeplink.bench.rows import Row, Skipped
 from deeplink.bench.scale import Scale
 from deeplink.bench.timing import take_turns
-from deeplink.kvconnector import compiled, digest, in_blocks
-from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.convert import storage_dtype
-from deeplink.kvconnector.layout import Layout
-from deeplink.kvconnector.plan import Chunk, runs
-from deeplink.kvconnector.staging import Staging
+from deeplink.kvconnector.relayout import compiled, digest, in_blocks
+from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.relayout.convert import storage_dtype
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout.plan import Chunk, runs
+from deeplink.kvconnector.transport.staging import Staging
 
 LAYERS, HEADS, DIM, ADJACENT = 16, 8, 128, 64
 ROUNDS = 5

@@ -19,7 +19,7 @@ from deeplink.bench.families import FAMILIES, Family
 from deeplink.bench.rows import machine
 from deeplink.bench.scale import Scale
 from deeplink.errors import LocalError
-from deeplink.kvconnector import compiled
+from deeplink.kvconnector.relayout import compiled
 from deeplink.local import cache, environment, overlay
 
 ROW_SECONDS = 600.0

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from deeplink.kvconnector.group import Entrance, Group
-from deeplink.kvconnector.landing import Landings
-from deeplink.kvconnector.pushing import Pushing
-from deeplink.kvconnector.serve import Serving
+from deeplink.kvconnector.caches.group import Entrance, Group
+from deeplink.kvconnector.handoffs.landing import Landings
+from deeplink.kvconnector.handoffs.pushing import Pushing
+from deeplink.kvconnector.handoffs.serve import Serving
 
 STEPS: dict[str, tuple[type, str]] = {
     "gather": (Group, "stage"),

@@ -18,10 +18,10 @@ from deeplink import config as configs
 from deeplink import lookup
 from deeplink.cli.terminal import NONE, cell, console, printable, table
 from deeplink.errors import DeeplinkError
-from deeplink.kvconnector import contract as contracts
-from deeplink.kvconnector.compare import Comparison, compare, fields
-from deeplink.kvconnector.contract import Contract
-from deeplink.kvconnector.negotiate import Agreement, Refusal
+from deeplink.kvconnector.contracts import contract as contracts
+from deeplink.kvconnector.contracts.compare import Comparison, compare, fields
+from deeplink.kvconnector.contracts.contract import Contract
+from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal
 
 REFUSED = 1
 UNREADABLE = 2

@@ -12,7 +12,7 @@ from deeplink.doctor.subject import Effort
 from deeplink.doctor.trial import Memory
 from deeplink.errors import Reason
 from deeplink.kvconnector import configured
-from deeplink.kvconnector.tls import Tls
+from deeplink.kvconnector.wires.tls import Tls
 from deeplink.plugins import Plugins
 
 _ADDRESS = "host under [kv] in deeplink.toml must be an address of this host"

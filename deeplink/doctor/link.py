@@ -17,9 +17,9 @@ from deeplink.doctor.model import Finding, Section, reason_of
 from deeplink.doctor.subject import Subject
 from deeplink.doctor.transports import describe, judge
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Reason
-from deeplink.kvconnector import greeting, wire
-from deeplink.kvconnector.contract import place
-from deeplink.kvconnector.listener import Listener
+from deeplink.kvconnector.wires import greeting, wire
+from deeplink.kvconnector.contracts.contract import place
+from deeplink.kvconnector.wires.listener import Listener
 from deeplink.plugins import Plugins
 
 PORT = 8990

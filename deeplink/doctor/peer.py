@@ -15,8 +15,8 @@ from deeplink.config import Config
 from deeplink.doctor.model import Finding, Section
 from deeplink.doctor.subject import Subject
 from deeplink.errors import DeeplinkError, LocalError, Reason
-from deeplink.kvconnector.contract import Contract
-from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
+from deeplink.kvconnector.contracts.contract import Contract
+from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal, negotiate
 from deeplink.local import client
 from deeplink.lookup import Found
 

@@ -23,7 +23,7 @@ from deeplink.doctor import exchange, kit
 from deeplink.doctor.answering import Answering
 from deeplink.doctor.subject import Effort
 from deeplink.errors import LocalError
-from deeplink.kvconnector.listener import Listener
+from deeplink.kvconnector.wires.listener import Listener
 from deeplink.plugins import load_plugins
 
 HOST = "127.0.0.1"

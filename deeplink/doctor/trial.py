@@ -15,7 +15,7 @@ from xxhash import xxh3_64_hexdigest
 
 from deeplink.doctor.model import reason_of
 from deeplink.errors import Reason, Refused
-from deeplink.kvconnector.contract import Name, place
+from deeplink.kvconnector.contracts.contract import Name, place
 from deeplink.kvconnector.transport.base import Push, Transport
 
 CONNECT_SECONDS = 10.0

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from deeplink.kvconnector import contract as contracts
-from deeplink.kvconnector.contract import Contract
-from deeplink.kvconnector.negotiate import Refusal, negotiate
+from deeplink.kvconnector.contracts import contract as contracts
+from deeplink.kvconnector.contracts.contract import Contract
+from deeplink.kvconnector.contracts.negotiate import Refusal, negotiate
 from deeplink.local import client
 from deeplink.local.client import Answer
 from deeplink.local.engines import Engine

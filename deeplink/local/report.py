@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from rich.table import Table
 
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.contracts.contract import Contract
 
 HANDOFF = "handoff"
 WIDE = ("float32",)

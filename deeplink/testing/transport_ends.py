@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from deeplink.errors import DeadlineExceeded, HandoffError, PeerGone, Refused
-from deeplink.kvconnector import contract
+from deeplink.kvconnector.contracts import contract
 from deeplink.kvconnector.transport.base import Link, Push, Transport
 from deeplink.testing.forward import forward
 from deeplink.testing.peer import Peer, peer

@@ -8,7 +8,7 @@ import struct
 import time
 
 from deeplink.errors import Corrupted, DeadlineExceeded, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector import wire
+from deeplink.kvconnector.wires import wire
 
 BODY_SECONDS = 30.0
 MAX_ERROR = 1024

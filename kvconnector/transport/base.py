@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from deeplink.kvconnector.arena import Lent
-from deeplink.kvconnector.staging import Staging
+from deeplink.kvconnector.transport.arena import Lent
+from deeplink.kvconnector.transport.staging import Staging
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Transport(Protocol):
     def address(self) -> str:
         """Where peers connect to; it goes into the contract.
 
-        If not everyone can reach it, it says so in the form of `deeplink.kvconnector.contract.local_address`.
+        If not everyone can reach it, it says so in the form of `deeplink.kvconnector.contracts.contract.local_address`.
         """
 
     def stage(self, memory: memoryview) -> None:

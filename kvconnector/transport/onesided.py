@@ -26,9 +26,9 @@ import time
 import weakref
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, Refused
-from deeplink.kvconnector import greeting, wire
-from deeplink.kvconnector.arena import Lent
-from deeplink.kvconnector.listener import Listener
+from deeplink.kvconnector.wires import greeting, wire
+from deeplink.kvconnector.transport.arena import Lent
+from deeplink.kvconnector.wires.listener import Listener
 from deeplink.kvconnector.transport import talk
 from deeplink.kvconnector.transport.arenas import Arenas, Cover
 from deeplink.kvconnector.transport.base import Capabilities, Link, Region

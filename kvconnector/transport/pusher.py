@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector import wire
+from deeplink.kvconnector.wires import wire
 from deeplink.kvconnector.transport import talk
 from deeplink.kvconnector.transport.arenas import Arenas, Cover
 from deeplink.kvconnector.transport.base import Push

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from deeplink.errors import DeadlineExceeded, Refused
-from deeplink.kvconnector.arena import Lent
+from deeplink.kvconnector.transport.arena import Lent
 
 KEY_BYTES = 16
 LET_GO_SECONDS = 30.0

@@ -14,7 +14,7 @@ import os
 import socket
 
 from deeplink.errors import DeadlineExceeded, PeerGone, ProtocolError
-from deeplink.kvconnector import wire
+from deeplink.kvconnector.wires import wire
 
 SLOT = 1 << 20
 SLOTS = 4

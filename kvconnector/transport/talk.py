@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from deeplink.errors import ProtocolError, Refused
-from deeplink.kvconnector import frames, wire
+from deeplink.kvconnector.wires import frames, wire
 
 MAX_FRAME = 1 << 20
 

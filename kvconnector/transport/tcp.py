@@ -19,9 +19,10 @@ import xxhash
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.hookspecs import hookimpl
-from deeplink.kvconnector import compiled, greeting, wire
-from deeplink.kvconnector.listener import Listener
-from deeplink.kvconnector.tls import Tls
+from deeplink.kvconnector.relayout import compiled
+from deeplink.kvconnector.wires import greeting, wire
+from deeplink.kvconnector.wires.listener import Listener
+from deeplink.kvconnector.wires.tls import Tls
 from deeplink.kvconnector.transport import answer
 from deeplink.kvconnector.transport import batch as batches
 from deeplink.kvconnector.transport.base import Capabilities, Push, Region, Transport

@@ -6,20 +6,20 @@ from typing import Any
 
 from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector import rope, weights
-from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
-from deeplink.kvconnector.device_cache import host_array
-from deeplink.kvconnector.group import Group
-from deeplink.kvconnector.layout import Layout
-from deeplink.kvconnector.negotiate import FULL
+from deeplink.kvconnector.contracts import rope, weights
+from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
+from deeplink.kvconnector.caches.device_cache import host_array
+from deeplink.kvconnector.caches.group import Group
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.contracts.negotiate import FULL
 from deeplink.registry import Registry
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Types of the cache that this plugin reads; the 8-bit ones have scales that it does not look up yet."""
 
 LAYOUTS = {"nhd": "sglang-nhd"}
-"""SGLang's names of a pool's layout and ours (`kvconnector/catalogue.py`)."""
+"""SGLang's names of a pool's layout and ours (`kvconnector/layouts/catalogue.py`)."""
 
 POOL = "MHATokenToKVPool"
 

@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector import device, proof
-from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.contract import CacheGroup
-from deeplink.kvconnector.device_cache import of_tensors
-from deeplink.kvconnector.group import Group
-from deeplink.kvconnector.layout import Layout
-from deeplink.kvconnector.negotiate import FULL
+from deeplink.kvconnector.relayout import device
+from deeplink.kvconnector.caches import proof
+from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.contracts.contract import CacheGroup
+from deeplink.kvconnector.caches.device_cache import of_tensors
+from deeplink.kvconnector.caches.group import Group
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.contracts.negotiate import FULL
 from sglang_deeplink.adapter import DTYPES
 
 POOL = "MHATokenToKVPoolHost"

@@ -1,7 +1,7 @@
 """Names for cached pages that engines with other page sizes understand.
 
 SGLang names a page by a hash over its tokens and the page before it, and hands a storage backend these names alone.
-Where deeplink's is in use, they are made by `deeplink.kvconnector.prefix_names` instead, at the one place where SGLang
+Where deeplink's is in use, they are made by `deeplink.kvconnector.prefixes.names` instead, at the one place where SGLang
 makes them. Its tree of prefixes exists twice: the one in Python asks there, the one in Rust has the hash built in.
 
 Imports nothing of SGLang but where it is called: `hooks` puts these functions in its way in every process.
@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from deeplink.kvconnector import prefix_names
+from deeplink.kvconnector.prefixes import names as prefix_names
 
 log = logging.getLogger("sglang.deeplink")
 

@@ -1,4 +1,4 @@
-"""The proof that the declared layout is the real one, by the pool's own operation: see `deeplink.kvconnector.proof`."""
+"""The proof that the declared layout is the real one, by the pool's own operation: see `deeplink.kvconnector.caches.proof`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeplink.kvconnector import device, proof
-from deeplink.kvconnector.cache import Cache
+from deeplink.kvconnector.relayout import device
+from deeplink.kvconnector.caches import proof
+from deeplink.kvconnector.caches.cache import Cache
 
 
 def prove(pool: Any, cache: Cache) -> None:

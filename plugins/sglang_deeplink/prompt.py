@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deeplink.kvconnector.prompt import not_handed_over, prompt_digest
+from deeplink.kvconnector.contracts.prompt import not_handed_over, prompt_digest
 
 
 def identity(req: Any) -> bytes:

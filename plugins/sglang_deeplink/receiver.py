@@ -14,9 +14,9 @@ from sglang.srt.disaggregation.base.conn import BaseKVReceiver, KVPoll, KVTransf
 from sglang.srt.utils.network import NetworkAddress
 
 from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, HandoffError, TicketRefused
-from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.order import Order
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.handoffs.order import Order
+from deeplink.kvconnector.handoffs.ticket import Ticket
 from sglang_deeplink import passage, prompt, results
 from sglang_deeplink.process import DeepLinkKVManager
 from sglang_deeplink.rooms import Meeting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deeplink.errors import Refused
-from deeplink.kvconnector.first_token import MAX_TOP, FirstToken
+from deeplink.kvconnector.handoffs.first_token import MAX_TOP, FirstToken
 
 
 def taken(req: Any) -> FirstToken:

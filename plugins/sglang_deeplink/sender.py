@@ -11,9 +11,9 @@ from typing import Any
 from sglang.srt.disaggregation.base.conn import BaseKVSender, KVPoll, KVTransferMetric
 
 from deeplink.errors import DeeplinkError, TicketRefused
-from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.handoff import FINAL
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.handoffs.handoff import FINAL
+from deeplink.kvconnector.handoffs.ticket import Ticket
 from sglang_deeplink import passage, prompt, results, rooms
 from sglang_deeplink.process import DeepLinkKVManager
 

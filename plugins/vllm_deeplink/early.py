@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from deeplink.kvconnector.handoff import BEGUN, COMPLETE
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.handoffs.handoff import BEGUN, COMPLETE
+from deeplink.kvconnector.handoffs.ticket import Ticket
 
 
 class Watcher(Protocol):
-    """`deeplink.kvconnector.watching.Watching`, as far as it is used here."""
+    """`deeplink.kvconnector.handoffs.watching.Watching`, as far as it is used here."""
 
     def stage(self, ticket: Ticket, until: float) -> int: ...
 

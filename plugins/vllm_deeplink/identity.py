@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deeplink.errors import ConfigError, Refused
-from deeplink.kvconnector import weights
-from deeplink.kvconnector.prompt import prompt_digest
+from deeplink.kvconnector.contracts import weights
+from deeplink.kvconnector.contracts.prompt import prompt_digest
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest

@@ -10,9 +10,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from deeplink.errors import Reason
-from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.order import Order
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.handoffs.first_token import FirstToken
+from deeplink.kvconnector.handoffs.order import Order
+from deeplink.kvconnector.handoffs.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)

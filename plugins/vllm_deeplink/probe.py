@@ -1,6 +1,6 @@
 """The proof that the declared layout is the real one, by the engine's own cache-write operation.
 
-vLLM's CPU cache has the same shape and strides with AMX and without, and other bytes: see `deeplink.kvconnector.proof`.
+vLLM's CPU cache has the same shape and strides with AMX and without, and other bytes: see `deeplink.kvconnector.caches.proof`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from deeplink.kvconnector import device, proof
-from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.elements import FORMATS, Format
+from deeplink.kvconnector.relayout import device
+from deeplink.kvconnector.caches import proof
+from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.layouts.elements import FORMATS, Format
 from vllm_deeplink.adapter import attention_layer
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from deeplink.errors import DeeplinkError, Refused, TicketRefused
-from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.order import Order
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.handoffs.first_token import FirstToken
+from deeplink.kvconnector.handoffs.order import Order
+from deeplink.kvconnector.handoffs.ticket import Ticket
 from vllm_deeplink.early import EarlyClaims
 from vllm_deeplink.identity import identity
 from vllm_deeplink.orders import Deny, Fill, Open, Orders, Withhold

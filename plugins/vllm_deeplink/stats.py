@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client import Counter, Gauge
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from deeplink.kvconnector.tally import Tally, added
+from deeplink.kvconnector.handoffs.tally import Tally, added
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

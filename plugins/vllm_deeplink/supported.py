@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deeplink.errors import ConfigError
-from deeplink.kvconnector.negotiate import FULL, SLIDING
+from deeplink.kvconnector.contracts.negotiate import FULL, SLIDING
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig

@@ -13,7 +13,7 @@ import pytest
 from deeplink.chips import sources
 from deeplink.chips.catalogue import PROFILES
 from deeplink.chips.profile import Figure, Pci, Profile, Rates, Served, Source, Tool, Vendor
-from deeplink.kvconnector.catalogue import ENTRIES
+from deeplink.kvconnector.layouts.catalogue import ENTRIES
 from deeplink.plugins import load_plugins
 
 ROOT = Path(__file__).parents[2]

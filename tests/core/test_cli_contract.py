@@ -20,8 +20,8 @@ from loopback import HND, SECRET, VEC, make_contract, make_group
 
 from deeplink import config as configs
 from deeplink.cli import main
-from deeplink.kvconnector import contract as co
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.kvconnector.control import Blocks, Control
 from deeplink.local import client
 

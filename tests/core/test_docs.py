@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from deeplink import config, hookspecs, plugins
 from deeplink.cli import main
 from deeplink.errors import DeeplinkError
-from deeplink.kvconnector import compiled
+from deeplink.kvconnector.relayout import compiled
 from lmdeploy_deeplink.engine import waiting
 from sglang_deeplink import hooks
 from vllm_deeplink import asked, flags, platform

@@ -56,7 +56,7 @@ def test_what_is_installed_loads() -> None:
 
 
 def test_every_layout_a_plugin_brings_can_be_read() -> None:
-    from deeplink.kvconnector.layout import Layout
+    from deeplink.kvconnector.layouts.layout import Layout
 
     for text in load_plugins().layouts.items.values():
         assert str(Layout.parse(text)) == text

@@ -17,8 +17,8 @@ from loopback import HND, VEC, make_contract, make_group
 
 from deeplink.doctor import canary
 from deeplink.doctor.model import Finding
-from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.kvconnector.control import Blocks, Control
 
 replace = msgspec.structs.replace

@@ -23,8 +23,8 @@ from deeplink.doctor.exchange import Done, Give, Hello, Kit, Meeting, Message, P
 from deeplink.doctor.model import diagnose
 from deeplink.doctor.subject import Effort
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, Reason
-from deeplink.kvconnector import greeting, wire
-from deeplink.kvconnector.listener import Listener
+from deeplink.kvconnector.wires import greeting, wire
+from deeplink.kvconnector.wires.listener import Listener
 from deeplink.plugins import DISABLE, ONLY
 
 Install = Callable[[str, str], None]

@@ -13,8 +13,8 @@ from loopback import HND, VEC, make_contract, make_group, make_pair
 
 from deeplink.doctor import peer
 from deeplink.doctor.model import diagnose
-from deeplink.kvconnector import contract as co
-from deeplink.kvconnector.contract import Contract
+from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.kvconnector.control import Blocks, Control
 
 replace = msgspec.structs.replace

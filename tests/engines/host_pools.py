@@ -16,8 +16,8 @@ from sglang.srt.mem_cache.device_pool_info import KVBufferLayout, KVBuffers, MHA
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.layout import Layout
-from deeplink.kvconnector.plan import Chunk
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout.plan import Chunk
 from sglang_deeplink import host_pool
 
 LAYERS, HEADS, DIM, PAGE, PAGES = 3, 2, 8, 16, 6

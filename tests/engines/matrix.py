@@ -15,8 +15,8 @@ from typing import Any
 
 import sections
 
-from deeplink.kvconnector.contract import Contract
-from deeplink.kvconnector.negotiate import sizes
+from deeplink.kvconnector.contracts.contract import Contract
+from deeplink.kvconnector.contracts.negotiate import sizes
 
 DOCS = sections.DOCS
 PACKING = {

@@ -17,7 +17,7 @@ from fleet import VERSIONS, Fleet, Running, completion, hand_over, http, prompt,
 from matrix import Matrix
 from pairwise import covered, rows, sharing
 
-from deeplink.kvconnector.negotiate import Agreement, negotiate
+from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
 
 PACKINGS = ("float32 vec", "float16 vec", "bfloat16 vec", "bfloat16 amx")
 BLOCKS = (32, 64, 128)

@@ -9,7 +9,7 @@ import pytest
 from fleet import Fleet, Pair, Running, completion, hand_over, http, prompt, quiet, token_ids
 from matrix import Matrix
 
-from deeplink.kvconnector.negotiate import Agreement, negotiate
+from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
 
 DRIFT = 0.25
 """How far the log-probability of the first new token may move when prefill was computed in fewer bits."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from fleet import VERSIONS, Fleet, Pair, completion, http, prompt, quiet, token_ids
 
-from deeplink.kvconnector.handoff import COMPLETE
+from deeplink.kvconnector.handoffs.handoff import COMPLETE
 from deeplink.local.process import frozen
 
 SHORT = ("--max-num-batched-tokens", "128")

@@ -9,7 +9,7 @@ import pytest
 from fleet import DEFAULT, VERSIONS, Fleet, Running, completion, hand_over, http, prompt, quiet, token_ids
 from matrix import Matrix
 
-from deeplink.kvconnector.negotiate import Agreement, negotiate
+from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
 
 pytestmark = [
     pytest.mark.long,

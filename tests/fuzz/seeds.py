@@ -11,12 +11,14 @@ from targets import KEY
 
 from deeplink.doctor import exchange
 from deeplink.errors import Reason
-from deeplink.kvconnector import channel, contract, prefix_space, ticket
-from deeplink.kvconnector.catalogue import LAYOUTS
-from deeplink.kvconnector.contract import Scales, local_address
-from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.greeting import MAGIC
-from deeplink.kvconnector.handoff import Record
+from deeplink.kvconnector.handoffs import channel, ticket
+from deeplink.kvconnector.contracts import contract
+from deeplink.kvconnector.prefixes import space as prefix_space
+from deeplink.kvconnector.layouts.catalogue import LAYOUTS
+from deeplink.kvconnector.contracts.contract import Scales, local_address
+from deeplink.kvconnector.handoffs.first_token import FirstToken
+from deeplink.kvconnector.wires.greeting import MAGIC
+from deeplink.kvconnector.handoffs.handoff import Record
 from deeplink.kvconnector.transport import talk
 from deeplink.kvconnector.transport.shm import LOANS
 

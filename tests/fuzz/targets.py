@@ -33,12 +33,15 @@ from deeplink.errors import (
     Refused,
     TicketRefused,
 )
-from deeplink.kvconnector import channel, contract, passage, prefix_space, ticket, weights
-from deeplink.kvconnector import greeting as greetings
-from deeplink.kvconnector.cast import between, parse_consent
-from deeplink.kvconnector.compare import compare
-from deeplink.kvconnector.layout import ELEMENTS, Layout
-from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
+from deeplink.kvconnector.handoffs import channel, ticket
+from deeplink.kvconnector.contracts import contract, weights
+from deeplink.kvconnector import passage
+from deeplink.kvconnector.prefixes import space as prefix_space
+from deeplink.kvconnector.wires import greeting as greetings
+from deeplink.kvconnector.layouts.cast import between, parse_consent
+from deeplink.kvconnector.contracts.compare import compare
+from deeplink.kvconnector.layouts.layout import ELEMENTS, Layout
+from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal, negotiate
 from deeplink.kvconnector.transport import answer, dlslime, nixl, talk
 from deeplink.kvconnector.transport.base import Transport
 from deeplink.kvconnector.transport.shm import ShmTransport

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from loopback import NHD, make_contract, make_group
 
-from deeplink.kvconnector import contract
-from deeplink.kvconnector.compare import compare
-from deeplink.kvconnector.contract import Contract, Scales
-from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
+from deeplink.kvconnector.contracts import contract
+from deeplink.kvconnector.contracts.compare import compare
+from deeplink.kvconnector.contracts.contract import Contract, Scales
+from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal, negotiate
 
 pytestmark = pytest.mark.timeout(10)
 

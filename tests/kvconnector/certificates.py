@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deeplink.kvconnector.tls import Tls
+from deeplink.kvconnector.wires.tls import Tls
 
 
 class Authority:

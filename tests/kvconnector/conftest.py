@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 from loopback import Pair, make_pair
-from wires import Ends
+from sockets import Ends
 from world import Engine
 
-from deeplink.kvconnector import compiled, in_blocks
+from deeplink.kvconnector.relayout import compiled, in_blocks
 
 
 @pytest.fixture

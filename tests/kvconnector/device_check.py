@@ -22,12 +22,12 @@ from relayout_check import guarded, intact
 from world import Engine, Shape, hand_over, read
 
 from deeplink.errors import HandoffError, LayoutError
-from deeplink.kvconnector import device
-from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.contract import CacheGroup, Scales
-from deeplink.kvconnector.device_cache import DeviceCache, host_array, of_tensors
-from deeplink.kvconnector.layout import Layout
-from deeplink.kvconnector.plan import Chunk
+from deeplink.kvconnector.relayout import device
+from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.contracts.contract import CacheGroup, Scales
+from deeplink.kvconnector.caches.device_cache import DeviceCache, host_array, of_tensors
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.transport.shm import ShmTransport
 
 replace = msgspec.structs.replace

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from deeplink.kvconnector import device
+from deeplink.kvconnector.relayout import device
 
 
 class Stream:

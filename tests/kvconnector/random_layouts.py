@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from reference import AXES, addresses, sides, tensor_sizes
 
-from deeplink.kvconnector.layout import Bound, Layout
-from deeplink.kvconnector.plan import Chunk
+from deeplink.kvconnector.layouts.layout import Bound, Layout
+from deeplink.kvconnector.relayout.plan import Chunk
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import numpy as np
 from fake_device import installed
 from reference import AXES, address, sides, tensor_sizes
 
-from deeplink.kvconnector import convert, device
-from deeplink.kvconnector.catalogue import ENTRIES, Entry
-from deeplink.kvconnector.layout import ELEMENTS, RECORDS, Bound, Layout
-from deeplink.kvconnector.plan import Chunk, Run, runs
+from deeplink.kvconnector.relayout import convert, device
+from deeplink.kvconnector.layouts.catalogue import ENTRIES, Entry
+from deeplink.kvconnector.layouts.layout import ELEMENTS, RECORDS, Bound, Layout
+from deeplink.kvconnector.relayout.plan import Chunk, Run, runs
 
 LAYERS, BLOCKS, BLOCK_SIZE, GUARD = 2, 4, 48, 128
 TABLE, CHUNK, WANTED = [2, 3, 0], Chunk(3, 139), Chunk(9, 120)

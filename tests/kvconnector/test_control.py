@@ -14,15 +14,15 @@ import pytest
 from loopback import SECRET, Pair, Side
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
-from wires import eventually
+from sockets import eventually
 
 from deeplink.errors import ConfigError, Reason
-from deeplink.kvconnector import channel as ch
-from deeplink.kvconnector import contract as co
-from deeplink.kvconnector import visitors
+from deeplink.kvconnector.handoffs import channel as ch
+from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.wires import visitors
 from deeplink.kvconnector.control import Blocks, Control
-from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
-from deeplink.kvconnector.tally import SECONDS
+from deeplink.kvconnector.handoffs.handoff import BEGUN, COMPLETE, NOT_BEGUN
+from deeplink.kvconnector.handoffs.tally import SECONDS
 from deeplink.secret import control_token, derive
 
 TOKENS = 333

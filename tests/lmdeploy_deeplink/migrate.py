@@ -196,8 +196,8 @@ def carried(side: str, ticket: str) -> Any:
 async def ticketed(client: Client, ids: list[int], tokens: int) -> list[list[int]]:
     """As deeplink's router has it."""
     from deeplink import secret
-    from deeplink.kvconnector import contract, negotiate
-    from deeplink.kvconnector import ticket as tickets
+    from deeplink.kvconnector.contracts import contract, negotiate
+    from deeplink.kvconnector.handoffs import ticket as tickets
 
     expected = (await client.ask(client.decode, ids, max_new_tokens=tokens))[1]
     sides = (client.prefill, client.decode)

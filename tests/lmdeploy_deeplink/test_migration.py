@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from matrix import Matrix
 
-from deeplink.kvconnector import contract
+from deeplink.kvconnector.contracts import contract
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 

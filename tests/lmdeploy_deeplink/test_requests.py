@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deeplink.errors import Refused
-from deeplink.kvconnector.first_token import FirstToken
+from deeplink.kvconnector.handoffs.first_token import FirstToken
 from lmdeploy_deeplink.migration import requests
 
 

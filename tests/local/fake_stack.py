@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from deeplink.config import control_port
-from deeplink.kvconnector import contract
-from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
+from deeplink.kvconnector.contracts import contract
+from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
 from deeplink.local.engines import Engine, free_ports
 from deeplink.local.kinds import KINDS
 from deeplink.local.measure import Stack

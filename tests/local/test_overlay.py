@@ -31,7 +31,7 @@ print(version("deeplink"))
 for group in sys.argv[1:]:
     for point in sorted(entry_points(group=group)):
         print(group, point.name, point.value)
-for name in ("deeplink", "deeplink.kvconnector.contract", "deeplink.router", "vllm_deeplink"):
+for name in ("deeplink", "deeplink.kvconnector.contracts.contract", "deeplink.router", "vllm_deeplink"):
     print(importlib.util.find_spec(name).origin)
 """
 

@@ -16,9 +16,9 @@ from multidict import CIMultiDict
 
 from deeplink import secret as shared
 from deeplink.errors import Reason, TicketRefused
-from deeplink.kvconnector import contract as contracts
-from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.contract import CacheGroup, Contract, Model, Rank
+from deeplink.kvconnector.contracts import contract as contracts
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
 
 SECRET = b"a secret for the tests only, 32b"
 CHUNKS = [

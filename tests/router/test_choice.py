@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from deeplink.errors import NoEngine, Overloaded, Refused
-from deeplink.kvconnector.negotiate import negotiate
+from deeplink.kvconnector.contracts.negotiate import negotiate
 from deeplink.router.choice import Pair, Pick, Plain, Shut, choose, readers, table
 from deeplink.router.engine import Engine
 from deeplink.router.policy import Work

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from deeplink.config import EngineEntry
 from deeplink.errors import Reason
-from deeplink.kvconnector.contract import Contract
-from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
+from deeplink.kvconnector.contracts.contract import Contract
+from deeplink.kvconnector.handoffs.handoff import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.router.parts import ADMISSION, FLEET
 
 from .fake_engine import (

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from deeplink import secret
-from deeplink.kvconnector.handoff import BEGUN, NOT_BEGUN
+from deeplink.kvconnector.handoffs.handoff import BEGUN, NOT_BEGUN
 
 from .certificates import make_certificate
 from .fake_engine import SECRET, FakeEngine, make_contract, running

@@ -13,13 +13,13 @@ import pytest
 import stand_in
 
 from deeplink.errors import ConfigError
-from deeplink.kvconnector.cache import Cache
-from deeplink.kvconnector.contract import Model
-from deeplink.kvconnector.layout import Layout
-from deeplink.kvconnector.prefix_names import pages
-from deeplink.kvconnector.prefix_pages import Pages
-from deeplink.kvconnector.prefix_space import Space
-from deeplink.kvconnector.prefix_store import Store
+from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.contracts.contract import Model
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.prefixes.names import pages
+from deeplink.kvconnector.prefixes.pages import Pages
+from deeplink.kvconnector.prefixes.space import Space
+from deeplink.kvconnector.prefixes.store import Store
 
 stand_in.install()
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deeplink.kvconnector import prefix_names
+from deeplink.kvconnector.prefixes import names as prefix_names
 from sglang_deeplink import naming
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from deeplink.errors import Refused
-from deeplink.kvconnector.prompt import prompt_digest
+from deeplink.kvconnector.contracts.prompt import prompt_digest
 from sglang_deeplink import prompt
 
 

@@ -8,7 +8,7 @@ import pytest
 from stand_in import Rows
 
 from deeplink.errors import Refused
-from deeplink.kvconnector.first_token import FirstToken
+from deeplink.kvconnector.handoffs.first_token import FirstToken
 from sglang_deeplink import results
 
 MOST = 8

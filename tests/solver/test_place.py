@@ -15,7 +15,7 @@ from described import FLEET, write
 
 from deeplink.cli import main
 from deeplink.errors import SolverError
-from deeplink.kvconnector import contract as contracts
+from deeplink.kvconnector.contracts import contract as contracts
 from deeplink.solver import fleetfile
 from deeplink.solver import placement as doc
 from deeplink.solver.place import place

@@ -16,9 +16,9 @@ import torch
 from fake_device import installed
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.catalogue import ENTRIES
-from deeplink.kvconnector.device_cache import DeviceCache, of_tensors
-from deeplink.kvconnector.layout import Layout
+from deeplink.kvconnector.layouts.catalogue import ENTRIES
+from deeplink.kvconnector.caches.device_cache import DeviceCache, of_tensors
+from deeplink.kvconnector.layouts.layout import Layout
 from vllm_deeplink import layouts, probe
 
 BLOCKS, HEADS, TOKENS, DIM = 6, 2, 16, 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deeplink.kvconnector.handoff import NOT_BEGUN
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.handoffs.handoff import NOT_BEGUN
+from deeplink.kvconnector.handoffs.ticket import Ticket
 
 
 @dataclass

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stages import Stages
 
-from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.handoffs.handoff import BEGUN, COMPLETE, NOT_BEGUN
+from deeplink.kvconnector.handoffs.ticket import Ticket
 from vllm_deeplink.early import EarlyClaims
 
 UNTIL = 0.0

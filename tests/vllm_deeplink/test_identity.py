@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deeplink.errors import Refused
-from deeplink.kvconnector.prompt import check_same
+from deeplink.kvconnector.contracts.prompt import check_same
 from vllm_deeplink.identity import SETTINGS, adapter, identity, note
 
 

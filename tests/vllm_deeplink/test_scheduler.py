@@ -15,9 +15,9 @@ from made_vllm import MODULES
 from stages import Stages
 
 from deeplink.errors import Refused
-from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.handoff import BEGUN, COMPLETE, NOT_BEGUN
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.handoffs.handoff import BEGUN, COMPLETE, NOT_BEGUN
+from deeplink.kvconnector.handoffs.ticket import Ticket
 from vllm_deeplink.early import EarlyClaims
 
 SECRET = b"a secret for the tests only, 32b"

@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, Reason
-from deeplink.kvconnector import contract as co
+from deeplink.kvconnector.contracts import contract as co
 from lmdeploy_deeplink.migration.forwards import Forwards
 
 if TYPE_CHECKING:

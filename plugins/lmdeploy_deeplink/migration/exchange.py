@@ -24,14 +24,14 @@ from typing import Any
 from deeplink import config as configuration
 from deeplink import secret as shared
 from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, TicketRefused
-from deeplink.kvconnector import contract as co
-from deeplink.kvconnector import ticket as tickets
+from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.control import Blocks, Control
-from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.order import Order
-from deeplink.kvconnector.prompt import prompt_digest
-from deeplink.kvconnector.ticket import Ticket
-from deeplink.kvconnector.tls import Tls
+from deeplink.kvconnector.handoffs.first_token import FirstToken
+from deeplink.kvconnector.handoffs.order import Order
+from deeplink.kvconnector.contracts.prompt import prompt_digest
+from deeplink.kvconnector.handoffs.ticket import Ticket
+from deeplink.kvconnector.wires.tls import Tls
 from lmdeploy_deeplink.migration import adapter
 from lmdeploy_deeplink.migration.adapter import Place, Stated
 from lmdeploy_deeplink.migration.foreign import Foreign

@@ -14,11 +14,11 @@ import secrets
 from collections.abc import Sequence
 
 from deeplink.errors import ConfigError, HandoffError, ProtocolError, Refused
-from deeplink.kvconnector import contract as co
-from deeplink.kvconnector import ticket as tickets
-from deeplink.kvconnector.contract import Contract
-from deeplink.kvconnector.negotiate import Agreement, Refusal, negotiate
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.contracts.contract import Contract
+from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal, negotiate
+from deeplink.kvconnector.handoffs.ticket import Ticket
 
 NUMBERS = 1 << 47
 """The numbers that name handoffs begin here, so that none is a block's or a session's; there are as many of them, and

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from deeplink.errors import Aborted, DeeplinkError
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.handoffs.ticket import Ticket
 from lmdeploy_deeplink.migration import passage, requests
 from lmdeploy_deeplink.migration.foreign import NUMBERS
 from lmdeploy_deeplink.migration.forwards import Forwards, SpreadForwards

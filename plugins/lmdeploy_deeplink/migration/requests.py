@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from deeplink.errors import DeadlineExceeded, Refused
-from deeplink.kvconnector.first_token import MAX_TOP, FirstToken
-from deeplink.kvconnector.prompt import not_handed_over
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.handoffs.first_token import MAX_TOP, FirstToken
+from deeplink.kvconnector.contracts.prompt import not_handed_over
+from deeplink.kvconnector.handoffs.ticket import Ticket
 
 Scores = tuple[Sequence[float], Sequence[int]]
 """LMDeploy's log-probabilities at one place, the chosen token's and those of the likeliest; and which these are."""

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from deeplink.errors import DeeplinkError, Reason
-from deeplink.kvconnector import contract as co
-from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.order import Order, Outcome
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.handoffs.first_token import FirstToken
+from deeplink.kvconnector.handoffs.order import Order, Outcome
+from deeplink.kvconnector.handoffs.ticket import Ticket
 
 log = logging.getLogger("lmdeploy.deeplink")
 

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from deeplink import config
-from deeplink.kvconnector.weights import OTHERS_LOADED
+from deeplink.kvconnector.contracts.weights import OTHERS_LOADED
 from lmdeploy_deeplink.engine.platform import OPTION
 from lmdeploy_deeplink.migration import calls_v0_18, loop_v0_18
 from lmdeploy_deeplink.migration.forwards import Forwards, SpreadForwards

@@ -13,10 +13,10 @@ from typing import Any
 from deeplink import config as configuration
 from deeplink import secret as shared
 from deeplink.errors import Aborted, DeeplinkError, Reason
-from deeplink.kvconnector import contract as co
-from deeplink.kvconnector.first_token import FirstToken
-from deeplink.kvconnector.order import Order, Outcome
-from deeplink.kvconnector.ticket import Ticket
+from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.handoffs.first_token import FirstToken
+from deeplink.kvconnector.handoffs.order import Order, Outcome
+from deeplink.kvconnector.handoffs.ticket import Ticket
 from lmdeploy_deeplink.migration import adapter
 from lmdeploy_deeplink.migration.adapter import Place, Stated
 from lmdeploy_deeplink.migration.forwards import Forwards

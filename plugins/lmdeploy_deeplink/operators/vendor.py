@@ -9,7 +9,7 @@ from typing import Any
 from deeplink.errors import UnsupportedOperator
 from lmdeploy_deeplink.operators import attention, caches, elementwise, experts, formats, matmul, norms
 
-# As in the layout notation of `deeplink.kvconnector.layout`.
+# As in the layout notation of `deeplink.kvconnector.layouts.layout`.
 BLOCK_FIRST = "block token head dim"
 HEAD_FIRST = "block head token dim"
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from libraries import need
-from wires import eventually, soon
+from sockets import eventually, soon
 
 from deeplink.errors import ConfigError, HandoffError, PeerGone, Refused
 from deeplink.kvconnector.transport import dlslime

@@ -9,7 +9,7 @@ import pytest
 from copier import CopierTransport
 from libraries import need
 from loopback import SECRET, Pair, read
-from wires import eventually
+from sockets import eventually
 
 from deeplink.errors import HandoffError
 from deeplink.kvconnector.transport import mooncake, nixl, onesided

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import netlink
 import pytest
-from wires import InThread, eventually, soon
+from sockets import InThread, eventually, soon
 
 from deeplink.errors import DeadlineExceeded
 from deeplink.kvconnector.transport.base import Push

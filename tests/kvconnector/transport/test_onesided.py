@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from copier import SECRET, Copier, CopierSession, CopierTransport
-from wires import InThread, eventually, soon
+from sockets import InThread, eventually, soon
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, HandoffError, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector import greeting, wire
+from deeplink.kvconnector.wires import greeting, wire
 from deeplink.kvconnector.transport import onesided, pusher, talk
 from deeplink.kvconnector.transport.base import Link, Push
 from deeplink.kvconnector.transport.onesided import OneSided

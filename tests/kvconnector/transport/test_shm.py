@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from wires import InThread, drain, eventually, soon
+from sockets import InThread, drain, eventually, soon
 
 from deeplink.errors import ConfigError, DeadlineExceeded, PeerGone, ProtocolError
-from deeplink.kvconnector import contract, greeting, wire
+from deeplink.kvconnector.contracts import contract
+from deeplink.kvconnector.wires import greeting, wire
 from deeplink.kvconnector.transport import shm
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.ring import SLOT, SLOTS

@@ -14,11 +14,11 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wires import InThread, dial, drain, eventually, soon
+from sockets import InThread, dial, drain, eventually, soon
 
 from deeplink.errors import Corrupted, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector import greeting, wire
-from deeplink.kvconnector import listener as listening
+from deeplink.kvconnector.wires import greeting, wire
+from deeplink.kvconnector.wires import listener as listening
 from deeplink.kvconnector.transport import batch
 from deeplink.kvconnector.transport import tcp as module
 from deeplink.kvconnector.transport.base import Push
