@@ -18,10 +18,10 @@ import numpy as np
 from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink.kvconnector.layouts.cast import Cast, between
+from deeplink.kvconnector.layouts.elements import FORMATS, INTEGER
 from deeplink.kvconnector.relayout.casting import apply
 from deeplink.kvconnector.relayout.codes import encode
 from deeplink.kvconnector.relayout.convert import storage_dtype
-from deeplink.kvconnector.layouts.elements import FORMATS, INTEGER
 from deeplink.kvconnector.relayout.quantize import dequantize, quantize
 
 SHAPE = (8, 2, 8, 1024, 128)

@@ -27,12 +27,12 @@ from rows import RESULTS, Row, machine, table, write_table
 from deeplink.bench.engine import SECRET, Engine, Shape
 from deeplink.bench.rows import Skipped
 from deeplink.bench.timing import Best, take_turns
-from deeplink.kvconnector.relayout import compiled, device, digest
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.layouts.catalogue import LAYOUTS
 from deeplink.kvconnector.caches.device_cache import DeviceCache
 from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.layouts.catalogue import LAYOUTS
+from deeplink.kvconnector.relayout import compiled, device, digest
 from deeplink.kvconnector.relayout.plan import Chunk, runs
 
 HOST = ("vllm-cpu-vec", 128)

@@ -42,9 +42,9 @@ from rows import RESULTS, Row, machine, table, write_table
 
 from deeplink import secret
 from deeplink.kvconnector.contracts import contract as contracts
+from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
 from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.handoffs.handoff import BEGUN
-from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
 from deeplink.local import client, engines, environment, model, overlay
 from deeplink.local.engines import Engine
 from deeplink.local.process import Process, frozen, wait_all_ready

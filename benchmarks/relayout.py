@@ -23,8 +23,8 @@ from deeplink.bench import relayout
 from deeplink.bench.relayout import DIM, HEADS, LAYERS, Case
 from deeplink.bench.scale import Scale
 from deeplink.bench.timing import take_turns
-from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector.layouts.catalogue import LAYOUTS
+from deeplink.kvconnector.relayout import compiled
 
 CASES = {
     "relayout_cpu_vec": Case(LAYOUTS["vllm-cpu-vec"], 128, 0.5, written="vec"),

@@ -26,8 +26,8 @@ from rows import Row
 
 from deeplink import secret
 from deeplink.kvconnector.contracts import contract as contracts
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
+from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.local import client, engines, sglang
 from deeplink.local.engines import Engine
 from deeplink.local.environment import Environment

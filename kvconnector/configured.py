@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from deeplink.kvconnector.contracts import contract as co
-from deeplink.kvconnector.layouts.cast import parse_consent
-from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.wires.tls import Tls
+from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.endpoint import Endpoint, Settings
+from deeplink.kvconnector.layouts.cast import parse_consent
 from deeplink.kvconnector.transport.start import Transports, start
+from deeplink.kvconnector.wires.tls import Tls
 
 if TYPE_CHECKING:
     from deeplink.config import KVSection

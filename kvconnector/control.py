@@ -21,10 +21,10 @@ from aiohttp import web
 
 from deeplink import secret as shared
 from deeplink.errors import ConfigError, DeeplinkError
-from deeplink.kvconnector.handoffs import channel as ch
-from deeplink.kvconnector.contracts import contract as co
 from deeplink.kvconnector import metrics
+from deeplink.kvconnector.contracts import contract as co
 from deeplink.kvconnector.contracts.contract import MAX_NAME
+from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.handoffs.handoff import COMPLETE, NOT_BEGUN, merged
 from deeplink.kvconnector.handoffs.stages import Stages
 from deeplink.kvconnector.wires.tls import Tls

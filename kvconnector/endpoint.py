@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deeplink.errors import ConfigError, DeeplinkError, ProtocolError, Reason
-from deeplink.kvconnector.handoffs import channel as ch
-from deeplink.kvconnector.contracts import contract as co
-from deeplink.kvconnector.handoffs import ticket as tickets
-from deeplink.kvconnector.transport.arena import Arena
-from deeplink.kvconnector.handoffs.consumer import Consumer
-from deeplink.kvconnector.relayout.digest import SAMPLED
 from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.handoffs.handoff import Ledger, Record, Side
-from deeplink.kvconnector.wires.listener import Listener
+from deeplink.kvconnector.contracts import contract as co
 from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal, negotiate
-from deeplink.kvconnector.relayout.plan import TILE
+from deeplink.kvconnector.handoffs import channel as ch
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.handoffs.consumer import Consumer
+from deeplink.kvconnector.handoffs.handoff import Ledger, Record, Side
 from deeplink.kvconnector.handoffs.producer import Producer
-from deeplink.kvconnector.transport.staging import Staging
 from deeplink.kvconnector.handoffs.tally import Half, Tally
-from deeplink.kvconnector.wires.tls import Tls
+from deeplink.kvconnector.relayout.digest import SAMPLED
+from deeplink.kvconnector.relayout.plan import TILE
+from deeplink.kvconnector.transport.arena import Arena
 from deeplink.kvconnector.transport.base import LendingTransport
+from deeplink.kvconnector.transport.staging import Staging
 from deeplink.kvconnector.transport.start import Transports
+from deeplink.kvconnector.wires.listener import Listener
+from deeplink.kvconnector.wires.tls import Tls
 
 if TYPE_CHECKING:
     from deeplink.config import KVSection

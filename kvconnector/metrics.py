@@ -20,8 +20,8 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from deeplink.kvconnector.handoffs.channel import Answer
 from deeplink.kvconnector.contracts.contract import Contract
+from deeplink.kvconnector.handoffs.channel import Answer
 from deeplink.kvconnector.handoffs.tally import SECONDS, Half, Tally
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -10,8 +10,8 @@ import msgspec
 from deeplink.errors import LayoutError
 from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Rank, Scales
 from deeplink.kvconnector.contracts.contract import Model as Identity
-from deeplink.kvconnector.layouts.layout import ELEMENTS
 from deeplink.kvconnector.contracts.negotiate import Refusal, negotiate
+from deeplink.kvconnector.layouts.layout import ELEMENTS
 from deeplink.solver.fleet import Fleet, Inventory
 from deeplink.solver.model import Model
 from deeplink.solver.problem import Link, Route

@@ -19,16 +19,16 @@ import numpy as np
 
 from deeplink.bench.child import Answer, Message
 from deeplink.bench.memory import filled, memory
-from deeplink.kvconnector.contracts import contract as contracts
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.caches.group import Group
+from deeplink.kvconnector.contracts import contract as contracts
 from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.endpoint import Endpoint, Settings
-from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.handoffs.order import Order
-from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.handoffs.ticket import Ticket
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.transport.start import Transports
 
 SECRET = b"a secret for benchmarks, 32 byte"

@@ -11,9 +11,9 @@ from deeplink.bench.child import Child, child, cpu_seconds
 from deeplink.bench.engine import LOOK, SECRET, Engine, Shape, encode
 from deeplink.bench.stages import Stages
 from deeplink.kvconnector.contracts import contract as contracts
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
+from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.handoffs.ticket import Ticket
 
 SECONDS = 120.0

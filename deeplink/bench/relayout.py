@@ -27,10 +27,10 @@ from deeplink.bench.memory import BF16, Elements, filled, memory
 from deeplink.bench.rows import Row, Skipped
 from deeplink.bench.scale import Scale
 from deeplink.bench.timing import take_turns
-from deeplink.kvconnector.relayout import compiled, digest, in_blocks
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout import compiled, digest, in_blocks
+from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.relayout.plan import Chunk, runs
 from deeplink.kvconnector.transport.staging import Staging
 

@@ -24,9 +24,9 @@ from deeplink.config import Config, EngineEntry
 from deeplink.doctor.model import Finding, Section, reason_of
 from deeplink.doctor.subject import Subject
 from deeplink.errors import DeeplinkError, HandoffError, LocalError
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
+from deeplink.kvconnector.handoffs import ticket as tickets
 
 PROMPT, ANSWER = 160, 16
 """Tokens. The prompt is longer than the largest usual block, and no whole number of tiles more than it."""

@@ -23,9 +23,9 @@ import msgspec
 from deeplink import __version__
 from deeplink.doctor.trial import Memory, Trial
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason, Refused
-from deeplink.kvconnector.wires import frames, wire
 from deeplink.kvconnector.contracts.contract import Name, Text, place
 from deeplink.kvconnector.transport.start import Transports
+from deeplink.kvconnector.wires import frames, wire
 
 PURPOSE = "doctor"
 VERSION = 1

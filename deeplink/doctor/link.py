@@ -17,8 +17,8 @@ from deeplink.doctor.model import Finding, Section, reason_of
 from deeplink.doctor.subject import Subject
 from deeplink.doctor.transports import describe, judge
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Reason
-from deeplink.kvconnector.wires import greeting, wire
 from deeplink.kvconnector.contracts.contract import place
+from deeplink.kvconnector.wires import greeting, wire
 from deeplink.kvconnector.wires.listener import Listener
 from deeplink.plugins import Plugins
 

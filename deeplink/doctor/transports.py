@@ -16,9 +16,9 @@ from deeplink.doctor.model import Finding, Section, Standing
 from deeplink.doctor.subject import Effort, Subject
 from deeplink.doctor.trial import Trial
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, Reason
-from deeplink.kvconnector.wires import greeting, wire
 from deeplink.kvconnector.contracts.contract import place
 from deeplink.kvconnector.transport.base import Transport
+from deeplink.kvconnector.wires import greeting, wire
 from deeplink.plugins import Plugins
 
 NAME = "transports"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeplink.kvconnector.relayout import convert
 from deeplink.kvconnector.layouts.layout import Bound
+from deeplink.kvconnector.relayout import convert
 from deeplink.kvconnector.relayout.plan import Chunk
 
 

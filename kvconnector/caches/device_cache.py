@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.relayout import device
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.relayout.convert import STORAGE
 from deeplink.kvconnector.layouts.layout import Bound
+from deeplink.kvconnector.relayout import device
+from deeplink.kvconnector.relayout.convert import STORAGE
 from deeplink.kvconnector.relayout.plan import Chunk, runs
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.relayout import digest
 from deeplink.kvconnector.caches.cache import Cache
 from deeplink.kvconnector.contracts.contract import CacheGroup
-from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.contracts.forms import SCHEMES, TOKEN_HEAD
 from deeplink.kvconnector.contracts.negotiate import SLIDING, STATE
+from deeplink.kvconnector.relayout import digest
+from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.relayout.plan import TILE, Chunk, consecutive
 from deeplink.kvconnector.relayout.recast import Constants, Packed, constants, recast
 

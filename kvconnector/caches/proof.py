@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.relayout import device
 from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.relayout import device
 from deeplink.kvconnector.relayout.plan import Chunk
 
 BLOCKS = 4

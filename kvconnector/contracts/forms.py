@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from deeplink.kvconnector.contracts.contract import CacheGroup
 from deeplink.kvconnector.layouts import cast as casts
 from deeplink.kvconnector.layouts.cast import Cast
-from deeplink.kvconnector.contracts.contract import CacheGroup
 from deeplink.kvconnector.layouts.layout import ELEMENTS
 
 TENSOR, TOKEN_HEAD = "tensor", "token-head"

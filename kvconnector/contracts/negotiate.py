@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from deeplink.errors import ConfigError, LayoutError, Refused
 from deeplink.kvconnector.contracts import forms, shares
-from deeplink.kvconnector.layouts.cast import Cast, parse_consent
 from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Rank, place
 from deeplink.kvconnector.contracts.forms import Conversion
+from deeplink.kvconnector.layouts.cast import Cast, parse_consent
 from deeplink.kvconnector.layouts.layout import RECORDS, Bound, Layout
 
 FULL, SLIDING, STATE = "full", "sliding", "state"

@@ -8,11 +8,11 @@ from itertools import pairwise
 import msgspec
 
 from deeplink.errors import DeeplinkError, ProtocolError, Refused
-from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.caches.group import Group
 from deeplink.kvconnector.contracts.negotiate import STATE
-from deeplink.kvconnector.handoffs.offer import Offer
 from deeplink.kvconnector.contracts.prompt import check_same
+from deeplink.kvconnector.handoffs import channel as ch
+from deeplink.kvconnector.handoffs.offer import Offer
 
 
 def check_claim(offer: Offer, claim: ch.Claim, channel: ch.Channel, groups: Sequence[Group]) -> None:

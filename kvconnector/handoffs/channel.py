@@ -30,15 +30,15 @@ from typing import Annotated
 import msgspec
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason
-from deeplink.kvconnector.wires import frames, greeting, wire
 from deeplink.kvconnector.contracts.contract import MAX_BYTES, Contract, Count, Name, Text
-from deeplink.kvconnector.relayout.digest import ALL, Sample
+from deeplink.kvconnector.contracts.negotiate import Agreement
 from deeplink.kvconnector.handoffs.first_token import FirstToken
 from deeplink.kvconnector.handoffs.handoff import Record
-from deeplink.kvconnector.wires.inbox import Inbox
-from deeplink.kvconnector.contracts.negotiate import Agreement
 from deeplink.kvconnector.handoffs.tally import Half, Tally
 from deeplink.kvconnector.handoffs.ticket import MAX_TEXT as MAX_TICKET
+from deeplink.kvconnector.relayout.digest import ALL, Sample
+from deeplink.kvconnector.wires import frames, greeting, wire
+from deeplink.kvconnector.wires.inbox import Inbox
 from deeplink.kvconnector.wires.tls import Tls
 
 PURPOSE = "channel"

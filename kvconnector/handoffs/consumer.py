@@ -14,18 +14,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from deeplink.errors import DeeplinkError, HandoffError, LayoutError, Reason, Refused
-from deeplink.kvconnector.handoffs import channel as ch
-from deeplink.kvconnector.relayout.digest import Sample
 from deeplink.kvconnector.caches.group import Group
+from deeplink.kvconnector.contracts.shares import Needs, Share, held
+from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.handoffs.handoff import FINAL, Ledger
 from deeplink.kvconnector.handoffs.landing import Load, Taken, given_up
 from deeplink.kvconnector.handoffs.order import Order, Outcome
-from deeplink.kvconnector.wires.pool import Pool
-from deeplink.kvconnector.transport.quarantine import Quarantine
 from deeplink.kvconnector.handoffs.receive import DIAL_SECONDS, FAREWELL_SECONDS, Dial, Receiving, farewell
-from deeplink.kvconnector.contracts.shares import Needs, Share, held
-from deeplink.kvconnector.transport.staging import Staging
+from deeplink.kvconnector.relayout.digest import Sample
 from deeplink.kvconnector.transport.base import Transport
+from deeplink.kvconnector.transport.quarantine import Quarantine
+from deeplink.kvconnector.transport.staging import Staging
+from deeplink.kvconnector.wires.pool import Pool
 
 
 class Consumer:

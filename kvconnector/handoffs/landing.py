@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deeplink.errors import Aborted, DeadlineExceeded, DigestMismatch, HandoffError, ProtocolError
-from deeplink.kvconnector.handoffs import channel as ch
-from deeplink.kvconnector.relayout import digest
-from deeplink.kvconnector.transport.arena import Lent
-from deeplink.kvconnector.contracts.contract import CacheGroup
-from deeplink.kvconnector.handoffs.first_token import FirstToken
 from deeplink.kvconnector.caches.group import Entrance, Group, Wire
-from deeplink.kvconnector.handoffs.order import Order
-from deeplink.kvconnector.relayout.plan import Chunk
-from deeplink.kvconnector.transport.quarantine import Quarantine
+from deeplink.kvconnector.contracts.contract import CacheGroup
 from deeplink.kvconnector.contracts.shares import Share
-from deeplink.kvconnector.transport.staging import Piece, Staging
+from deeplink.kvconnector.handoffs import channel as ch
+from deeplink.kvconnector.handoffs.first_token import FirstToken
+from deeplink.kvconnector.handoffs.order import Order
+from deeplink.kvconnector.relayout import digest
+from deeplink.kvconnector.relayout.plan import Chunk
+from deeplink.kvconnector.transport.arena import Lent
 from deeplink.kvconnector.transport.base import Region, Transport
+from deeplink.kvconnector.transport.quarantine import Quarantine
+from deeplink.kvconnector.transport.staging import Piece, Staging
 
 LOOK = 0.05
 """Seconds between two looks at the channel while waiting for room."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deeplink.errors import DeeplinkError, Reason
-from deeplink.kvconnector.relayout import digest
 from deeplink.kvconnector.handoffs.channel import Channel, Part
 from deeplink.kvconnector.handoffs.first_token import FirstToken
-from deeplink.kvconnector.relayout.plan import Chunk
-from deeplink.kvconnector.transport.staging import Piece, Staging
 from deeplink.kvconnector.handoffs.ticket import Ticket
+from deeplink.kvconnector.relayout import digest
+from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.transport.base import Link
+from deeplink.kvconnector.transport.staging import Piece, Staging
 
 
 @dataclass(slots=True, eq=False)

@@ -20,8 +20,8 @@ from deeplink.kvconnector.handoffs.admission import check_resumed
 from deeplink.kvconnector.handoffs.first_token import FirstToken
 from deeplink.kvconnector.handoffs.handoff import BEGUN, COMPLETE, FINAL, KEPT, NOT_BEGUN, Ledger
 from deeplink.kvconnector.handoffs.offer import Offer, Staged, Taking, let_go, release
-from deeplink.kvconnector.transport.staging import Staging
 from deeplink.kvconnector.handoffs.ticket import Ticket
+from deeplink.kvconnector.transport.staging import Staging
 
 CLOSED_SECONDS = 1.0
 LOST_SECONDS = 30.0

@@ -24,21 +24,21 @@ import time
 from collections.abc import Mapping, Sequence
 
 from deeplink.errors import CastRefused, DeeplinkError, HandoffError, LayoutError, Reason, TicketRefused
+from deeplink.kvconnector.caches.group import Group
+from deeplink.kvconnector.contracts.negotiate import STATE
 from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.handoffs.admission import check_claim, check_quit
-from deeplink.kvconnector.layouts.cast import between
 from deeplink.kvconnector.handoffs.first_token import FirstToken
-from deeplink.kvconnector.caches.group import Group
 from deeplink.kvconnector.handoffs.handoff import FINAL, Ledger
-from deeplink.kvconnector.contracts.negotiate import STATE
 from deeplink.kvconnector.handoffs.offer import Offer, Staged
 from deeplink.kvconnector.handoffs.offers import Offers, given_up
-from deeplink.kvconnector.relayout.plan import TILE, chunks
-from deeplink.kvconnector.wires.pool import Pool
 from deeplink.kvconnector.handoffs.serve import Serving
-from deeplink.kvconnector.transport.staging import Piece, Staging
 from deeplink.kvconnector.handoffs.ticket import Ticket, other_epoch
+from deeplink.kvconnector.layouts.cast import between
+from deeplink.kvconnector.relayout.plan import TILE, chunks
 from deeplink.kvconnector.transport.base import Link, Transport
+from deeplink.kvconnector.transport.staging import Piece, Staging
+from deeplink.kvconnector.wires.pool import Pool
 
 log = logging.getLogger(__name__)
 

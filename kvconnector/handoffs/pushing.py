@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from deeplink.errors import DeeplinkError, PeerGone
 from deeplink.kvconnector.handoffs.offer import Announced, Offer, Taking, settle
-from deeplink.kvconnector.wires.pool import Pool
-from deeplink.kvconnector.transport.staging import Staging
 from deeplink.kvconnector.transport.base import Link, PostingLink, Push
+from deeplink.kvconnector.transport.staging import Staging
+from deeplink.kvconnector.wires.pool import Pool
 
 POSTS = 3
 """Pushes under way behind the one that is waited for."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from deeplink.errors import DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Reason
 from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.handoffs.landing import Landings, Load, Taken, given_up
-from deeplink.kvconnector.wires.pool import Pool
+from deeplink.kvconnector.transport.base import Transport
 from deeplink.kvconnector.transport.quarantine import Quarantine
 from deeplink.kvconnector.transport.staging import Staging
-from deeplink.kvconnector.transport.base import Transport
+from deeplink.kvconnector.wires.pool import Pool
 
 FAREWELL_SECONDS = 1.0
 DIAL_SECONDS = 10.0

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector.handoffs import channel as ch
-from deeplink.kvconnector.relayout import digest
-from deeplink.kvconnector.wires import wire
-from deeplink.kvconnector.handoffs.admission import check_quit
 from deeplink.kvconnector.caches.group import Group, Wire
+from deeplink.kvconnector.handoffs import channel as ch
+from deeplink.kvconnector.handoffs.admission import check_quit
 from deeplink.kvconnector.handoffs.offer import Announced, Offer, Staged, Taking, release
-from deeplink.kvconnector.wires.pool import Pool
 from deeplink.kvconnector.handoffs.pushing import POSTS, Pushing
-from deeplink.kvconnector.transport.staging import Staging
+from deeplink.kvconnector.relayout import digest
 from deeplink.kvconnector.transport.base import Link, Push, Transport
+from deeplink.kvconnector.transport.staging import Staging
+from deeplink.kvconnector.wires import wire
+from deeplink.kvconnector.wires.pool import Pool
 
 AHEAD = 3 * POSTS
 """Chunks announced before the first of them has landed: those that are under way, as many that are granted a place, and

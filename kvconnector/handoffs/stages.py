@@ -12,8 +12,8 @@ import math
 import time
 from collections import Counter
 
-from deeplink.kvconnector.wires.tls import Tls
 from deeplink.kvconnector.handoffs.watching import Watching
+from deeplink.kvconnector.wires.tls import Tls
 
 
 class Stages:

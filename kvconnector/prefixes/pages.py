@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from deeplink.errors import LayoutError
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.prefixes.names import PageName, check_sizes
 from deeplink.kvconnector.prefixes.store import Store
+from deeplink.kvconnector.relayout.plan import Chunk
 
 
 class Pages:

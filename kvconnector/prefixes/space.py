@@ -9,8 +9,8 @@ import msgspec
 
 from deeplink.errors import ConfigError, ProtocolError
 from deeplink.kvconnector.contracts.contract import CacheGroup, Model
-from deeplink.kvconnector.layouts.layout import Layout
 from deeplink.kvconnector.contracts.negotiate import FULL
+from deeplink.kvconnector.layouts.layout import Layout
 
 FORM = 1
 """Of names, entries and digests. Raise it with any change to what they are made of."""

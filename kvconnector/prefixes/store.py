@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import ProtocolError
-from deeplink.kvconnector.relayout import digest
 from deeplink.kvconnector.prefixes import space as prefix_space
-from deeplink.kvconnector.relayout.convert import storage_dtype
-from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.prefixes.names import DIGEST
 from deeplink.kvconnector.prefixes.room import Reserved, Room
 from deeplink.kvconnector.prefixes.space import Space
+from deeplink.kvconnector.relayout import digest
+from deeplink.kvconnector.relayout.convert import storage_dtype
+from deeplink.kvconnector.relayout.plan import Chunk
 
 MAGIC = b"DLPREFIX"
 _HEAD = struct.Struct(f"<8s16s{DIGEST}sQQ")

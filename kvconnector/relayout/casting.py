@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from deeplink.errors import CastRefused, LayoutError
 from deeplink.kvconnector.layouts.cast import Cast
+from deeplink.kvconnector.layouts.elements import FORMATS
 from deeplink.kvconnector.relayout.codes import decode, encode
 from deeplink.kvconnector.relayout.convert import Elements, storage_dtype
-from deeplink.kvconnector.layouts.elements import FORMATS
 
 BLOCK = 1 << 17
 """Elements at a time; even, since 8-bit elements go in pairs."""
@@ -60,7 +60,9 @@ def apply(
         np.copyto(target_LSHTD, source_LSHTD)
         return
     if cast.source not in FORMATS or cast.target not in FORMATS:
-        raise LayoutError(f"{cast.name} goes with scales for each token and head; see deeplink.kvconnector.relayout.quantize")
+        raise LayoutError(
+            f"{cast.name} goes with scales for each token and head; see deeplink.kvconnector.relayout.quantize"
+        )
     lanes = list(_lanes(source_LSHTD, target_LSHTD, source_scale, target_scale))
     special = [accept(cast, lane.source, lane.ratio, lane.start, source_LSHTD.shape, origin) for lane in lanes]
     for lane, found in zip(lanes, special, strict=True):

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector.layouts.layout import ELEMENTS, Bound
+from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector.relayout.moves import Into, Move, checked, moves, widest
 from deeplink.kvconnector.relayout.plan import Chunk, Run, runs
 

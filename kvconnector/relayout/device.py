@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from deeplink.errors import HandoffError, LayoutError
-from deeplink.kvconnector.relayout.convert import STORAGE, wire_shape
 from deeplink.kvconnector.layouts.layout import Bound
+from deeplink.kvconnector.relayout.convert import STORAGE, wire_shape
 from deeplink.kvconnector.relayout.moves import Into, Move, checked, moves
 from deeplink.kvconnector.relayout.plan import Run
 

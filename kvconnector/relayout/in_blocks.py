@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.relayout import compiled, convert, digest
 from deeplink.kvconnector.layouts.layout import Bound
+from deeplink.kvconnector.relayout import compiled, convert, digest
 from deeplink.kvconnector.relayout.moves import checked
 from deeplink.kvconnector.relayout.plan import Chunk, Run
 

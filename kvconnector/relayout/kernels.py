@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import LayoutError
+from deeplink.kvconnector.layouts.layout import Bound
 from deeplink.kvconnector.relayout import vectors as v
 from deeplink.kvconnector.relayout.convert import Blocks, address
 from deeplink.kvconnector.relayout.jit import part, whole
@@ -28,7 +29,6 @@ from deeplink.kvconnector.relayout.jobs import (
     TENSOR,
     jobs,
 )
-from deeplink.kvconnector.layouts.layout import Bound
 from deeplink.kvconnector.relayout.loops import in_stretches, stretches, walk
 from deeplink.kvconnector.relayout.moves import Into
 from deeplink.kvconnector.relayout.plan import Chunk, Run

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from deeplink.errors import CastRefused, LayoutError
 from deeplink.kvconnector.layouts.cast import SMALLEST_SCALE, Cast
+from deeplink.kvconnector.layouts.elements import FORMATS, INTEGER
 from deeplink.kvconnector.relayout.casting import BLOCK, Origin, accept, agree, convert
 from deeplink.kvconnector.relayout.codes import decode
 from deeplink.kvconnector.relayout.convert import Elements
-from deeplink.kvconnector.layouts.elements import FORMATS, INTEGER
 
 STEPS = 127
 

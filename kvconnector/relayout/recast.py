@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.relayout import casting, quantize
-from deeplink.kvconnector.layouts.cast import between
 from deeplink.kvconnector.contracts.contract import Scales
+from deeplink.kvconnector.layouts.cast import between
+from deeplink.kvconnector.relayout import casting, quantize
 from deeplink.kvconnector.relayout.plan import consecutive
 
 Constants = npt.NDArray[np.float64]

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deeplink.kvconnector.layouts.layout import Bound
 from deeplink.kvconnector.relayout import digest
 from deeplink.kvconnector.relayout import vectors as v
 from deeplink.kvconnector.relayout.convert import address
 from deeplink.kvconnector.relayout.jit import whole
 from deeplink.kvconnector.relayout.jobs import COLUMNS
 from deeplink.kvconnector.relayout.kernels import copy_layer, plan
-from deeplink.kvconnector.layouts.layout import Bound
 from deeplink.kvconnector.relayout.plan import TILE, Chunk, Run
 from deeplink.kvconnector.relayout.xxh3 import SECRET, STATE, xxh3
 

@@ -26,16 +26,16 @@ import time
 import weakref
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, Refused
-from deeplink.kvconnector.wires import greeting, wire
-from deeplink.kvconnector.transport.arena import Lent
-from deeplink.kvconnector.wires.listener import Listener
 from deeplink.kvconnector.transport import talk
+from deeplink.kvconnector.transport.arena import Lent
 from deeplink.kvconnector.transport.arenas import Arenas, Cover
 from deeplink.kvconnector.transport.base import Capabilities, Link, Region
 from deeplink.kvconnector.transport.library import Library, Session, pauses
 from deeplink.kvconnector.transport.pieces import address
 from deeplink.kvconnector.transport.pusher import OneSidedLink
 from deeplink.kvconnector.transport.regions import Regions
+from deeplink.kvconnector.wires import greeting, wire
+from deeplink.kvconnector.wires.listener import Listener
 
 IDLE_SECONDS = 24 * 3600.0
 STOP_SECONDS = 2.0

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector.wires import wire
 from deeplink.kvconnector.transport import talk
 from deeplink.kvconnector.transport.arenas import Arenas, Cover
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.library import Flight, Session, pauses
 from deeplink.kvconnector.transport.pieces import batches, ranges, read
+from deeplink.kvconnector.wires import wire
 
 log = logging.getLogger(__name__)
 

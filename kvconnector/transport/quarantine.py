@@ -6,8 +6,8 @@ import logging
 import threading
 
 from deeplink.errors import DeadlineExceeded
-from deeplink.kvconnector.transport.staging import Piece, Staging
 from deeplink.kvconnector.transport.base import Region
+from deeplink.kvconnector.transport.staging import Piece, Staging
 
 log = logging.getLogger(__name__)
 

@@ -25,17 +25,16 @@ import numpy as np
 
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, Refused
 from deeplink.hookspecs import hookimpl
-from deeplink.kvconnector.transport import arena
 from deeplink.kvconnector.contracts import contract
-from deeplink.kvconnector.wires import greeting, wire
+from deeplink.kvconnector.transport import answer, arena, ring
 from deeplink.kvconnector.transport.arena import Foreign, Loan
-from deeplink.kvconnector.wires.inbox import Inbox
-from deeplink.kvconnector.wires.listener import Listener
-from deeplink.kvconnector.transport.staging import Staging
-from deeplink.kvconnector.transport import answer, ring
 from deeplink.kvconnector.transport.base import Capabilities, Link, Push, Region, Transport
 from deeplink.kvconnector.transport.regions import Regions
 from deeplink.kvconnector.transport.ring import SLOT, SLOTS
+from deeplink.kvconnector.transport.staging import Staging
+from deeplink.kvconnector.wires import greeting, wire
+from deeplink.kvconnector.wires.inbox import Inbox
+from deeplink.kvconnector.wires.listener import Listener
 
 NAME = "shm"
 PURPOSE = "transport-shm"

@@ -20,14 +20,14 @@ import xxhash
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Refused
 from deeplink.hookspecs import hookimpl
 from deeplink.kvconnector.relayout import compiled
-from deeplink.kvconnector.wires import greeting, wire
-from deeplink.kvconnector.wires.listener import Listener
-from deeplink.kvconnector.wires.tls import Tls
 from deeplink.kvconnector.transport import answer
 from deeplink.kvconnector.transport import batch as batches
 from deeplink.kvconnector.transport.base import Capabilities, Push, Region, Transport
 from deeplink.kvconnector.transport.batch import HEAD, MAX_PARTS, PART, SUM
 from deeplink.kvconnector.transport.regions import Regions
+from deeplink.kvconnector.wires import greeting, wire
+from deeplink.kvconnector.wires.listener import Listener
+from deeplink.kvconnector.wires.tls import Tls
 
 if TYPE_CHECKING:
     from deeplink.kvconnector.transport.windows import Windows

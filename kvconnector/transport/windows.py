@@ -19,11 +19,11 @@ import numpy as np
 from numba import types
 
 from deeplink.errors import DeadlineExceeded, PeerGone
-from deeplink.kvconnector.wires import wire
 from deeplink.kvconnector.relayout.jit import part, whole
+from deeplink.kvconnector.relayout.xxh3 import LINE, SECRET, STATE, begin, end, feed, read32
 from deeplink.kvconnector.transport.batch import WINDOW
 from deeplink.kvconnector.transport.pieces import address
-from deeplink.kvconnector.relayout.xxh3 import LINE, SECRET, STATE, begin, end, feed, read32
+from deeplink.kvconnector.wires import wire
 
 SHORTEST = 256
 """Bytes that are worth it; shorter inputs have a checksum of another kind."""

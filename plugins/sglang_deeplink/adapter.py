@@ -6,13 +6,13 @@ from typing import Any
 
 from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector.contracts import rope, weights
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.caches.device_cache import host_array
 from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.contracts import rope, weights
+from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.contracts.negotiate import FULL
+from deeplink.kvconnector.layouts.layout import Layout
 from deeplink.registry import Registry
 
 DTYPES = ("float32", "bfloat16", "float16")

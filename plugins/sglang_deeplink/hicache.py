@@ -30,11 +30,11 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from sglang.srt.runtime_context import get_memory, get_server_args
 
 from deeplink.errors import ConfigError
-from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector.prefixes import space as prefix_space
 from deeplink.kvconnector.prefixes.names import check_sizes
 from deeplink.kvconnector.prefixes.pages import Pages
 from deeplink.kvconnector.prefixes.store import Counts, Store
+from deeplink.kvconnector.relayout import compiled
 from sglang_deeplink import adapter, host_pool, naming
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.relayout import device
 from deeplink.kvconnector.caches import proof
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.contracts.contract import CacheGroup
 from deeplink.kvconnector.caches.device_cache import of_tensors
 from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.contracts.contract import CacheGroup
 from deeplink.kvconnector.contracts.negotiate import FULL
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout import device
 from sglang_deeplink.adapter import DTYPES
 
 POOL = "MHATokenToKVPoolHost"

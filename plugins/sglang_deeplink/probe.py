@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deeplink.kvconnector.relayout import device
 from deeplink.kvconnector.caches import proof
 from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.relayout import device
 
 
 def prove(pool: Any, cache: Cache) -> None:

@@ -19,14 +19,14 @@ from sglang.srt.runtime_context import get_disagg, get_serving
 
 from deeplink import config, secret
 from deeplink.errors import ConfigError
-from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector import configured
 from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.contracts.weights import OTHERS_LOADED
 from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.endpoint import Endpoint
 from deeplink.kvconnector.handoffs.order import Order, Outcome
+from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector.wires.tls import Tls
-from deeplink.kvconnector.contracts.weights import OTHERS_LOADED
 from deeplink.plugins import load_plugins
 from sglang_deeplink import adapter, probe, rooms
 

@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass, field
 
 from deeplink.errors import ConfigError, DeeplinkError, HandoffError, Refused
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.endpoint import Endpoint
+from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.handoffs.ticket import Ticket
 
 MEET_SECONDS = 10.0

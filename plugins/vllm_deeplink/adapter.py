@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.relayout import device
-from deeplink.kvconnector.contracts import rope, weights
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank, Scales
 from deeplink.kvconnector.caches.device_cache import host_array, of_tensors
-from deeplink.kvconnector.contracts.forms import SCHEMES
 from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.contracts import rope, weights
+from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank, Scales
+from deeplink.kvconnector.contracts.forms import SCHEMES
 from deeplink.kvconnector.contracts.negotiate import SLIDING
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout import device
 from deeplink.registry import Registry
 from vllm_deeplink import layouts, versions
 from vllm_deeplink.supported import KINDS

@@ -37,9 +37,9 @@ from deeplink import config, secret
 from deeplink.errors import Refused
 from deeplink.kvconnector.contracts import contract as co
 from deeplink.kvconnector.control import Blocks, Control
+from deeplink.kvconnector.handoffs.watching import Watching
 from deeplink.kvconnector.registration import Presence, Registration
 from deeplink.kvconnector.wires.tls import Tls
-from deeplink.kvconnector.handoffs.watching import Watching
 from vllm_deeplink import adapter, changes, supported, termination, versions
 from vllm_deeplink.early import EarlyClaims
 from vllm_deeplink.orders import Orders, RankContract

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from deeplink.kvconnector.relayout import device
 from deeplink.kvconnector.caches import proof
 from deeplink.kvconnector.caches.cache import Cache
 from deeplink.kvconnector.layouts.elements import FORMATS, Format
+from deeplink.kvconnector.relayout import device
 from vllm_deeplink.adapter import attention_layer
 
 if TYPE_CHECKING:

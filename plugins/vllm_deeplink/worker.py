@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from deeplink.config import Config
 from deeplink.errors import ConfigError, TicketRefused
-from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector import configured
 from deeplink.kvconnector.contracts import contract as co
 from deeplink.kvconnector.endpoint import Endpoint
 from deeplink.kvconnector.handoffs.tally import Tally, since
+from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector.wires.tls import Tls
 from deeplink.plugins import load_plugins
 from vllm_deeplink import adapter, probe

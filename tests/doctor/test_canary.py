@@ -17,9 +17,9 @@ from loopback import HND, VEC, make_contract, make_group
 
 from deeplink.doctor import canary
 from deeplink.doctor.model import Finding
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.kvconnector.control import Blocks, Control
+from deeplink.kvconnector.handoffs import ticket as tickets
 
 replace = msgspec.structs.replace
 PREFILL = replace(make_contract("p", "prefill", make_group(VEC, 64), channel="127.0.0.1:1", tcp="127.0.0.1:2"))

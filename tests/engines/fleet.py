@@ -21,8 +21,8 @@ from typing import Any
 from deeplink import secret
 from deeplink.config import control_port
 from deeplink.kvconnector.contracts import contract as co
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
+from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.local import cache, engines, environment, model, overlay
 from deeplink.local.engines import Engine
 from deeplink.local.environment import Environment

@@ -21,13 +21,13 @@ from fleet import DEFAULT, VERSIONS, Fleet
 from matrix import Matrix
 
 from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.caches.group import Group
+from deeplink.kvconnector.contracts.contract import CacheGroup
+from deeplink.kvconnector.contracts.negotiate import FULL
 from deeplink.kvconnector.layouts.cast import between
 from deeplink.kvconnector.layouts.catalogue import LAYOUTS
-from deeplink.kvconnector.contracts.contract import CacheGroup
-from deeplink.kvconnector.relayout.convert import storage_dtype
-from deeplink.kvconnector.caches.group import Group
 from deeplink.kvconnector.layouts.layout import Layout
-from deeplink.kvconnector.contracts.negotiate import FULL
+from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.relayout.plan import Chunk
 
 HEADS, HEAD_DIM, TOKENS = 3, 64, 256

@@ -17,8 +17,8 @@ from fleet import SERVED, Answer, Fleet, Running, completion, events, http, prom
 from matrix import Matrix
 
 from deeplink import secret
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
+from deeplink.kvconnector.handoffs import ticket as tickets
 
 _SEEDS = itertools.count(1)
 LENGTHS = [5, 16, 17, 64, 65, 200, 500, 900]

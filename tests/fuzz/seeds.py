@@ -11,16 +11,16 @@ from targets import KEY
 
 from deeplink.doctor import exchange
 from deeplink.errors import Reason
-from deeplink.kvconnector.handoffs import channel, ticket
 from deeplink.kvconnector.contracts import contract
-from deeplink.kvconnector.prefixes import space as prefix_space
-from deeplink.kvconnector.layouts.catalogue import LAYOUTS
 from deeplink.kvconnector.contracts.contract import Scales, local_address
+from deeplink.kvconnector.handoffs import channel, ticket
 from deeplink.kvconnector.handoffs.first_token import FirstToken
-from deeplink.kvconnector.wires.greeting import MAGIC
 from deeplink.kvconnector.handoffs.handoff import Record
+from deeplink.kvconnector.layouts.catalogue import LAYOUTS
+from deeplink.kvconnector.prefixes import space as prefix_space
 from deeplink.kvconnector.transport import talk
 from deeplink.kvconnector.transport.shm import LOANS
+from deeplink.kvconnector.wires.greeting import MAGIC
 
 PLAIN = make_contract("p", "prefill", make_group(VEC, 64), channel="127.0.0.1:1", tcp="127.0.0.1:2")
 LOCAL = make_contract("d", "both", make_group(HND, 128), channel="[::1]:3", shm=local_address("host.1", "a"), tcp="h:4")

@@ -33,19 +33,19 @@ from deeplink.errors import (
     Refused,
     TicketRefused,
 )
-from deeplink.kvconnector.handoffs import channel, ticket
-from deeplink.kvconnector.contracts import contract, weights
 from deeplink.kvconnector import passage
-from deeplink.kvconnector.prefixes import space as prefix_space
-from deeplink.kvconnector.wires import greeting as greetings
-from deeplink.kvconnector.layouts.cast import between, parse_consent
+from deeplink.kvconnector.contracts import contract, weights
 from deeplink.kvconnector.contracts.compare import compare
-from deeplink.kvconnector.layouts.layout import ELEMENTS, Layout
 from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal, negotiate
+from deeplink.kvconnector.handoffs import channel, ticket
+from deeplink.kvconnector.layouts.cast import between, parse_consent
+from deeplink.kvconnector.layouts.layout import ELEMENTS, Layout
+from deeplink.kvconnector.prefixes import space as prefix_space
 from deeplink.kvconnector.transport import answer, dlslime, nixl, talk
 from deeplink.kvconnector.transport.base import Transport
 from deeplink.kvconnector.transport.shm import ShmTransport
 from deeplink.kvconnector.transport.tcp import TcpTransport
+from deeplink.kvconnector.wires import greeting as greetings
 from deeplink.router import body, kv_events, kv_index, sse
 from deeplink.router.client import Client
 from deeplink.router.clients import Clients

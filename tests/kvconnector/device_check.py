@@ -22,11 +22,11 @@ from relayout_check import guarded, intact
 from world import Engine, Shape, hand_over, read
 
 from deeplink.errors import HandoffError, LayoutError
-from deeplink.kvconnector.relayout import device
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.contracts.contract import CacheGroup, Scales
 from deeplink.kvconnector.caches.device_cache import DeviceCache, host_array, of_tensors
+from deeplink.kvconnector.contracts.contract import CacheGroup, Scales
 from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout import device
 from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.transport.shm import ShmTransport
 

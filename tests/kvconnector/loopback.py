@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
-from deeplink.kvconnector.relayout.convert import storage_dtype
-from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.caches.group import Group
+from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
+from deeplink.kvconnector.endpoint import Endpoint, Settings
 from deeplink.kvconnector.handoffs.handoff import Record
-from deeplink.kvconnector.layouts.layout import Layout
 from deeplink.kvconnector.handoffs.order import Order, Outcome
-from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.handoffs.ticket import Ticket, mint, new_handoff
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout.convert import storage_dtype
+from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.transport.base import Link, Push, Transport
 from deeplink.kvconnector.transport.shm import ShmTransport
 from deeplink.kvconnector.transport.start import Transports

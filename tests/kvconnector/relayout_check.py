@@ -17,9 +17,9 @@ import numpy as np
 from fake_device import installed
 from reference import AXES, address, sides, tensor_sizes
 
-from deeplink.kvconnector.relayout import convert, device
 from deeplink.kvconnector.layouts.catalogue import ENTRIES, Entry
 from deeplink.kvconnector.layouts.layout import ELEMENTS, RECORDS, Bound, Layout
+from deeplink.kvconnector.relayout import convert, device
 from deeplink.kvconnector.relayout.plan import Chunk, Run, runs
 
 LAYERS, BLOCKS, BLOCK_SIZE, GUARD = 2, 4, 48, 128

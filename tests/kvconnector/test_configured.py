@@ -12,9 +12,9 @@ from sockets import soon
 from deeplink.config import KVSection
 from deeplink.errors import ConfigError
 from deeplink.kvconnector import configured
+from deeplink.kvconnector.caches.group import Group
 from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.kvconnector.endpoint import Endpoint
-from deeplink.kvconnector.caches.group import Group
 from deeplink.plugins import Plugins, load_plugins
 
 CASTS = ("bfloat16->float16", "*->float8_e4m3fn")

@@ -17,12 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from sockets import eventually
 
 from deeplink.errors import ConfigError, Reason
-from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.contracts import contract as co
-from deeplink.kvconnector.wires import visitors
 from deeplink.kvconnector.control import Blocks, Control
+from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.handoffs.handoff import BEGUN, COMPLETE, NOT_BEGUN
 from deeplink.kvconnector.handoffs.tally import SECONDS
+from deeplink.kvconnector.wires import visitors
 from deeplink.secret import control_token, derive
 
 TOKENS = 333

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from loopback import LAYERS
 
-from deeplink.kvconnector.layouts.catalogue import LAYOUTS
 from deeplink.kvconnector.contracts.contract import Contract, Scales, local_address
+from deeplink.kvconnector.layouts.catalogue import LAYOUTS
 
 Changes = Mapping[str, object]
 

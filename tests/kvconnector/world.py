@@ -11,18 +11,18 @@ import msgspec
 import numpy as np
 from loopback import SECRET
 
-from deeplink.kvconnector.contracts import negotiate as negotiations
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
-from deeplink.kvconnector.endpoint import Endpoint, Settings
-from deeplink.kvconnector.contracts.forms import SCHEMES, TOKEN_HEAD
 from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.contracts import negotiate as negotiations
+from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
+from deeplink.kvconnector.contracts.forms import SCHEMES, TOKEN_HEAD
 from deeplink.kvconnector.contracts.negotiate import Agreement
+from deeplink.kvconnector.endpoint import Endpoint, Settings
+from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.handoffs.order import Order, Outcome
-from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.handoffs.ticket import Ticket
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.transport.start import Transports
 from deeplink.kvconnector.transport.tcp import TcpTransport
 

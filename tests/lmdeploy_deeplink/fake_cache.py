@@ -7,8 +7,8 @@ from typing import Any
 
 from world import Shape
 
-from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.caches.group import Group
+from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
 from lmdeploy_deeplink.migration.adapter import Place
 
 LAYOUT = "block (k: token head dim | v: token head dim)"

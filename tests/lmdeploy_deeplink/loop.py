@@ -40,9 +40,9 @@ from lmdeploy.pytorch.strategies.ar.sequence import ARSequenceStrategy  # noqa: 
 from world import Shape, read  # noqa: E402
 
 from deeplink import secret  # noqa: E402
-from deeplink.kvconnector.handoffs import ticket as tickets  # noqa: E402
 from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank  # noqa: E402
 from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate  # noqa: E402
+from deeplink.kvconnector.handoffs import ticket as tickets  # noqa: E402
 from lmdeploy_deeplink.migration import adapter, passage  # noqa: E402
 
 LAYOUT = "block (k: token head dim | v: token head dim)"

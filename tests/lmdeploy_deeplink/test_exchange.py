@@ -17,10 +17,10 @@ from world import read
 
 from deeplink.config import VARIABLE
 from deeplink.errors import ConfigError, DeadlineExceeded, HandoffError, LayoutError, ProtocolError, Refused
-from deeplink.kvconnector.handoffs import ticket as tickets
-from deeplink.kvconnector.handoffs.first_token import FirstToken
 from deeplink.kvconnector.caches.group import Group
 from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.handoffs.first_token import FirstToken
 from lmdeploy_deeplink.migration import adapter, exchange
 from lmdeploy_deeplink.migration.exchange import Exchange
 from lmdeploy_deeplink.migration.requests import Admitted

@@ -25,11 +25,11 @@ from deeplink.errors import (
     Refused,
     TicketRefused,
 )
+from deeplink.kvconnector.caches.group import Group
 from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
 from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.handoffs.first_token import FirstToken
-from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
 from lmdeploy_deeplink.migration import adapter, exchange
 from lmdeploy_deeplink.migration.adapter import Place
 from lmdeploy_deeplink.migration.exchange import Exchange

@@ -17,8 +17,8 @@ from multidict import CIMultiDict
 from deeplink import secret as shared
 from deeplink.errors import Reason, TicketRefused
 from deeplink.kvconnector.contracts import contract as contracts
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
+from deeplink.kvconnector.handoffs import ticket as tickets
 
 SECRET = b"a secret for the tests only, 32b"
 CHUNKS = [

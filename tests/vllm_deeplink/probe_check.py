@@ -16,8 +16,8 @@ import torch
 from fake_device import installed
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.layouts.catalogue import ENTRIES
 from deeplink.kvconnector.caches.device_cache import DeviceCache, of_tensors
+from deeplink.kvconnector.layouts.catalogue import ENTRIES
 from deeplink.kvconnector.layouts.layout import Layout
 from vllm_deeplink import layouts, probe
 

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector.relayout import device
 from deeplink.kvconnector.caches import proof
-from deeplink.kvconnector.contracts import rope, weights
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
-from deeplink.kvconnector.control import Blocks
-from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.contracts import rope, weights
+from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.contracts.negotiate import FULL
+from deeplink.kvconnector.control import Blocks
+from deeplink.kvconnector.layouts.layout import Layout
+from deeplink.kvconnector.relayout import device
+from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.registry import Registry
 
 if TYPE_CHECKING:

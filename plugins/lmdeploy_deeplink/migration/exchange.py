@@ -25,11 +25,11 @@ from deeplink import config as configuration
 from deeplink import secret as shared
 from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, TicketRefused
 from deeplink.kvconnector.contracts import contract as co
-from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.contracts.prompt import prompt_digest
 from deeplink.kvconnector.control import Blocks, Control
+from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.handoffs.first_token import FirstToken
 from deeplink.kvconnector.handoffs.order import Order
-from deeplink.kvconnector.contracts.prompt import prompt_digest
 from deeplink.kvconnector.handoffs.ticket import Ticket
 from deeplink.kvconnector.wires.tls import Tls
 from lmdeploy_deeplink.migration import adapter

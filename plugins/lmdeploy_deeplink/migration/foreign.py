@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from deeplink.errors import ConfigError, HandoffError, ProtocolError, Refused
 from deeplink.kvconnector.contracts import contract as co
-from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal, negotiate
+from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.handoffs.ticket import Ticket
 
 NUMBERS = 1 << 47

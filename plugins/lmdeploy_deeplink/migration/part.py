@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from deeplink.errors import DeeplinkError, Reason
-from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector import configured
+from deeplink.kvconnector.caches.group import Group
 from deeplink.kvconnector.contracts.contract import Contract
 from deeplink.kvconnector.endpoint import Endpoint
 from deeplink.kvconnector.handoffs.first_token import FirstToken
-from deeplink.kvconnector.caches.group import Group
 from deeplink.kvconnector.handoffs.order import Order, Outcome
 from deeplink.kvconnector.handoffs.ticket import Ticket
+from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector.wires.tls import Tls
 from deeplink.plugins import load_plugins
 

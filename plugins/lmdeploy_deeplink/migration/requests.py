@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from deeplink.errors import DeadlineExceeded, Refused
-from deeplink.kvconnector.handoffs.first_token import MAX_TOP, FirstToken
 from deeplink.kvconnector.contracts.prompt import not_handed_over
+from deeplink.kvconnector.handoffs.first_token import MAX_TOP, FirstToken
 from deeplink.kvconnector.handoffs.ticket import Ticket
 
 Scores = tuple[Sequence[float], Sequence[int]]

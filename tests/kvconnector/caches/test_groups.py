@@ -10,12 +10,12 @@ import pytest
 from loopback import HND, NHD, VEC
 from world import Engine, Shape, agree, hand_over, read
 
+from deeplink.kvconnector.contracts.contract import CacheGroup, Scales
+from deeplink.kvconnector.contracts.negotiate import Refusal, negotiate
 from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.layouts.cast import between
-from deeplink.kvconnector.contracts.contract import CacheGroup, Scales
-from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.layouts.elements import FORMATS
-from deeplink.kvconnector.contracts.negotiate import Refusal, negotiate
+from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.relayout.plan import Chunk
 
 replace = msgspec.structs.replace

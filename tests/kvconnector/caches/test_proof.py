@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from deeplink.errors import LayoutError
 from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.caches.proof import byte_codings, codings, prove
 from deeplink.kvconnector.layouts.catalogue import LAYOUTS
 from deeplink.kvconnector.layouts.layout import Bound, Layout
 from deeplink.kvconnector.relayout.plan import Chunk
-from deeplink.kvconnector.caches.proof import byte_codings, codings, prove
 
 SIZES = {"heads": 4, "head_dim": 64, "block_size": 32, "blocks": 6}
 

@@ -15,13 +15,13 @@ from sockets import InThread, soon
 
 from deeplink.config import MAX_CHUNK
 from deeplink.errors import PeerGone, ProtocolError, Reason
+from deeplink.kvconnector.contracts.contract import MAX_BYTES
 from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.handoffs.channel import Channel, decode
-from deeplink.kvconnector.contracts.contract import MAX_BYTES
 from deeplink.kvconnector.handoffs.first_token import FirstToken
 from deeplink.kvconnector.handoffs.handoff import BEGUN, COMPLETE, NOT_BEGUN
-from deeplink.kvconnector.relayout.plan import TILE
 from deeplink.kvconnector.handoffs.tally import Half
+from deeplink.kvconnector.relayout.plan import TILE
 
 REASON = Reason("aborted", "enough", "field", "ours", "theirs", "remedy")
 MESSAGES = [

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from loopback import SECRET, Pair, make_pair, start_others
 
 from deeplink.errors import DeeplinkError, PeerGone, ProtocolError, Reason
-from deeplink.kvconnector.handoffs import channel as ch
-from deeplink.kvconnector.wires import wire
 from deeplink.kvconnector.contracts.contract import encode
+from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.transport import tcp
+from deeplink.kvconnector.wires import wire
 
 TOKENS = 100
 counts = st.sampled_from([0, 1, 2, 3, 15, 16, 99, 100, 101, 4096, 1 << 31])

@@ -14,15 +14,15 @@ from sockets import eventually
 from world import Engine, Shape, agree, hand_over, read
 
 from deeplink.errors import LayoutError, Reason
+from deeplink.kvconnector.contracts.contract import CacheGroup, encode
 from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.handoffs import ticket as tickets
-from deeplink.kvconnector.contracts.contract import CacheGroup, encode
 from deeplink.kvconnector.handoffs.landing import MOST
 from deeplink.kvconnector.handoffs.offer import Staged, let_go, release, settle
 from deeplink.kvconnector.handoffs.order import Order
+from deeplink.kvconnector.handoffs.ticket import Ticket
 from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.transport.staging import Staging
-from deeplink.kvconnector.handoffs.ticket import Ticket
 
 replace = msgspec.structs.replace
 TOKENS = 333

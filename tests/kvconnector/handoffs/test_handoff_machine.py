@@ -25,16 +25,16 @@ from loopback import HND, NHD, SECRET, Meddling
 from world import Engine, Shape, agree, read
 
 from deeplink.errors import TicketRefused
+from deeplink.kvconnector.caches.group import Group
+from deeplink.kvconnector.contracts.contract import CacheGroup
 from deeplink.kvconnector.handoffs import offers as offers_module
 from deeplink.kvconnector.handoffs import receive as receive_module
 from deeplink.kvconnector.handoffs import ticket as tickets
-from deeplink.kvconnector.contracts.contract import CacheGroup
-from deeplink.kvconnector.caches.group import Group
 from deeplink.kvconnector.handoffs.handoff import FINAL
 from deeplink.kvconnector.handoffs.landing import Landings
 from deeplink.kvconnector.handoffs.order import Order, Outcome
-from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.handoffs.ticket import Ticket
+from deeplink.kvconnector.relayout.plan import Chunk
 from deeplink.kvconnector.transport.base import Push
 
 HEADS, DIM, WINDOW = 2, 8, 40

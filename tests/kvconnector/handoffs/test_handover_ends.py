@@ -16,10 +16,10 @@ from sockets import eventually
 
 from deeplink.config import KVSection
 from deeplink.errors import ConfigError, LayoutError, Reason, TicketRefused
-from deeplink.kvconnector.handoffs import channel as ch
-from deeplink.kvconnector.handoffs import consumer as consumer_module
 from deeplink.kvconnector.contracts.contract import WIRE_VERSION, Contract
 from deeplink.kvconnector.endpoint import Settings
+from deeplink.kvconnector.handoffs import channel as ch
+from deeplink.kvconnector.handoffs import consumer as consumer_module
 from deeplink.kvconnector.handoffs.offer import Offer
 from deeplink.kvconnector.handoffs.serve import AHEAD
 from deeplink.kvconnector.handoffs.ticket import Ticket, mint

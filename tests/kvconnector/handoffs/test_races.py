@@ -14,18 +14,18 @@ from sockets import InThread, eventually
 from world import Engine, Shape, agree
 
 from deeplink.errors import PeerGone
+from deeplink.kvconnector.contracts.contract import CacheGroup
 from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.handoffs import consumer as module
 from deeplink.kvconnector.handoffs import offers as offers_module
 from deeplink.kvconnector.handoffs import receive as receive_module
 from deeplink.kvconnector.handoffs import ticket as tickets
-from deeplink.kvconnector.contracts.contract import CacheGroup
-from deeplink.kvconnector.wires.pool import KEPT_PEERS, KEPT_PER_PEER, Pool
 from deeplink.kvconnector.handoffs.pushing import Pushing
 from deeplink.kvconnector.handoffs.receive import Receiving
 from deeplink.kvconnector.handoffs.serve import Serving
 from deeplink.kvconnector.handoffs.ticket import Ticket
 from deeplink.kvconnector.transport.base import Link, Push
+from deeplink.kvconnector.wires.pool import KEPT_PEERS, KEPT_PER_PEER, Pool
 
 TOKENS = 333
 OURS, THEIRS = [5, 2, 9, 0, 7, 11], [3, 1, 8]

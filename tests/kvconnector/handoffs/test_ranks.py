@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from loopback import HND, NHD, NZ, SLOTS, VEC, Meddling
 from world import Engine, Shape, agree, hand_over, read
 
-from deeplink.kvconnector.handoffs import ticket as tickets
-from deeplink.kvconnector.contracts.contract import CacheGroup
-from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.relayout.plan import TILE, Chunk, chunks
+from deeplink.kvconnector.contracts.contract import CacheGroup
 from deeplink.kvconnector.contracts.shares import Needs, held
+from deeplink.kvconnector.handoffs import ticket as tickets
+from deeplink.kvconnector.relayout.convert import storage_dtype
+from deeplink.kvconnector.relayout.plan import TILE, Chunk, chunks
 from deeplink.kvconnector.transport.base import Push
 
 MLA = "block token dim"

@@ -13,13 +13,13 @@ from loopback import NHD, Gate, Meddling, Pair, read
 from sockets import eventually
 from world import Engine, Shape, hand_over
 
+from deeplink.kvconnector.contracts.contract import CacheGroup
 from deeplink.kvconnector.handoffs import offers as offers_module
 from deeplink.kvconnector.handoffs import receive as receive_module
-from deeplink.kvconnector.contracts.contract import CacheGroup
-from deeplink.kvconnector.wires.listener import Listener
 from deeplink.kvconnector.handoffs.serve import AHEAD
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.tcp import TcpTransport
+from deeplink.kvconnector.wires.listener import Listener
 
 TOKENS = 333
 OURS, THEIRS = [5, 2, 9, 0, 7, 11], [3, 1, 8]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from deeplink.errors import LayoutError
 from deeplink.kvconnector.caches.cache import Cache
 from deeplink.kvconnector.layouts.catalogue import ENTRIES, LAYOUTS, Entry
-from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.layouts.layout import ELEMENTS, RECORDS, Bound, Layout
+from deeplink.kvconnector.relayout.convert import storage_dtype
 from deeplink.kvconnector.relayout.plan import Chunk
 
 pytestmark = pytest.mark.usefixtures("way")

@@ -20,15 +20,16 @@ from hypothesis import strategies as st
 from random_layouts import Sized, layouts
 
 from deeplink.errors import ConfigError, LayoutError, ProtocolError
-from deeplink.kvconnector.prefixes import room as prefix_room, space as prefix_space
 from deeplink.kvconnector.caches.cache import Cache
 from deeplink.kvconnector.contracts.contract import CacheGroup, Model, Scales
-from deeplink.kvconnector.relayout.plan import Chunk
+from deeplink.kvconnector.prefixes import room as prefix_room
+from deeplink.kvconnector.prefixes import space as prefix_space
 from deeplink.kvconnector.prefixes.names import PageName, pages
 from deeplink.kvconnector.prefixes.pages import Pages
 from deeplink.kvconnector.prefixes.room import RESERVED, Room
 from deeplink.kvconnector.prefixes.space import Space
 from deeplink.kvconnector.prefixes.store import Store
+from deeplink.kvconnector.relayout.plan import Chunk
 
 MODEL = Model("LlamaForCausalLM", 2, 1000, "{}", "none", "w1")
 LAYERS, HEADS, DIM, UNIT = 2, 2, 4, 2

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from numbers_by_hand import BITS, INFINITE, LARGEST, TYPES, magnitudes, rounded, value
 
 from deeplink.errors import CastRefused, ConfigError, LayoutError, Refused
-from deeplink.kvconnector.relayout import casting
 from deeplink.kvconnector.layouts.cast import Cast, between, parse_consent
+from deeplink.kvconnector.layouts.elements import FORMATS, INTEGER
+from deeplink.kvconnector.layouts.layout import ELEMENTS
+from deeplink.kvconnector.relayout import casting
 from deeplink.kvconnector.relayout.casting import BLOCK, apply
 from deeplink.kvconnector.relayout.codes import decode, encode
 from deeplink.kvconnector.relayout.convert import storage_dtype
-from deeplink.kvconnector.layouts.elements import FORMATS, INTEGER
-from deeplink.kvconnector.layouts.layout import ELEMENTS
 
 Codes = npt.NDArray[Any]
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from random_layouts import Sized, layouts, tables
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.relayout import convert
 from deeplink.kvconnector.caches.cache import Cache
-from deeplink.kvconnector.relayout.convert import gather, scatter, storage_dtype, wire_shape
 from deeplink.kvconnector.layouts.layout import ELEMENTS
+from deeplink.kvconnector.relayout import convert
+from deeplink.kvconnector.relayout.convert import gather, scatter, storage_dtype, wire_shape
 from deeplink.kvconnector.relayout.plan import Chunk, Run, runs
 
 pytestmark = pytest.mark.usefixtures("way")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from random_layouts import Sized, layouts, tables
 
 from deeplink.errors import LayoutError
-from deeplink.kvconnector.relayout import convert, digest, in_blocks
 from deeplink.kvconnector.caches.cache import Cache
+from deeplink.kvconnector.relayout import convert, digest, in_blocks
 from deeplink.kvconnector.relayout.digest import Sample
 from deeplink.kvconnector.relayout.plan import TILE, Chunk, Run, chunks, runs
 

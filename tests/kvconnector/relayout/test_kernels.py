@@ -15,10 +15,10 @@ from random_layouts import layouts, tables
 from relayout_check import cases, guarded, intact
 
 from deeplink.errors import ConfigError, LayoutError
-from deeplink.kvconnector.relayout import compiled, convert, device, kernels
 from deeplink.kvconnector.caches.cache import Cache
 from deeplink.kvconnector.layouts.catalogue import Entry
 from deeplink.kvconnector.layouts.layout import ELEMENTS, Layout
+from deeplink.kvconnector.relayout import compiled, convert, device, kernels
 from deeplink.kvconnector.relayout.plan import Chunk, runs
 
 WAYS = ["numpy", "numba", "numba, streaming"]

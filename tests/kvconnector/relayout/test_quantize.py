@@ -16,10 +16,10 @@ from numbers_by_hand import BITS, INFINITE, LARGEST, TYPES, rounded, value
 
 from deeplink.errors import CastRefused, LayoutError
 from deeplink.kvconnector.layouts.cast import SMALLEST_SCALE, Cast, between
+from deeplink.kvconnector.layouts.elements import FORMATS
 from deeplink.kvconnector.relayout.casting import BLOCK, apply
 from deeplink.kvconnector.relayout.codes import decode, encode
 from deeplink.kvconnector.relayout.convert import storage_dtype
-from deeplink.kvconnector.layouts.elements import FORMATS
 from deeplink.kvconnector.relayout.quantize import dequantize, quantize
 
 Array = npt.NDArray[Any]

@@ -14,12 +14,12 @@ import pytest
 from loopback import HND, SECRET, VEC, Pair, make_pair, read
 
 from deeplink.errors import DeeplinkError, ProtocolError, Refused
+from deeplink.kvconnector.caches.group import Entrance
 from deeplink.kvconnector.transport import arena as module
 from deeplink.kvconnector.transport.arena import LEASES, Arena, Foreign, Loan
-from deeplink.kvconnector.caches.group import Entrance
-from deeplink.kvconnector.transport.staging import Staging
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.shm import ShmLink, ShmTransport
+from deeplink.kvconnector.transport.staging import Staging
 
 TOKENS = 333
 OURS, THEIRS = [5, 2, 9, 0, 7, 11], [3, 1, 8]

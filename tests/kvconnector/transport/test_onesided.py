@@ -15,11 +15,11 @@ from copier import SECRET, Copier, CopierSession, CopierTransport
 from sockets import InThread, eventually, soon
 
 from deeplink.errors import DeadlineExceeded, DeeplinkError, HandoffError, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector.wires import greeting, wire
 from deeplink.kvconnector.transport import onesided, pusher, talk
 from deeplink.kvconnector.transport.base import Link, Push
 from deeplink.kvconnector.transport.onesided import OneSided
 from deeplink.kvconnector.transport.pieces import address
+from deeplink.kvconnector.wires import greeting, wire
 
 
 @pytest.fixture

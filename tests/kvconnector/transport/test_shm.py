@@ -19,11 +19,11 @@ from sockets import InThread, drain, eventually, soon
 
 from deeplink.errors import ConfigError, DeadlineExceeded, PeerGone, ProtocolError
 from deeplink.kvconnector.contracts import contract
-from deeplink.kvconnector.wires import greeting, wire
 from deeplink.kvconnector.transport import shm
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.ring import SLOT, SLOTS
 from deeplink.kvconnector.transport.shm import LOANS, PURPOSE, ShmTransport
+from deeplink.kvconnector.wires import greeting, wire
 
 SECRET = b"a secret for tests only, 32 byte"
 LOAN = struct.Struct("<16sQQQIQ")

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from sockets import InThread, dial, drain, eventually, soon
 
 from deeplink.errors import Corrupted, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector.wires import greeting, wire
-from deeplink.kvconnector.wires import listener as listening
 from deeplink.kvconnector.transport import batch
 from deeplink.kvconnector.transport import tcp as module
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.tcp import PURPOSE, TcpLink, TcpTransport
+from deeplink.kvconnector.wires import greeting, wire
+from deeplink.kvconnector.wires import listener as listening
 
 SECRET = b"a secret for tests only, 32 byte"
 SUM = struct.Struct("<Q")

@@ -11,8 +11,8 @@ from loopback import SECRET, Pair, read, start_others
 from sockets import eventually
 
 from deeplink.errors import HandoffError
-from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.contracts import contract as co
+from deeplink.kvconnector.handoffs import channel as ch
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.shm import ShmTransport
 

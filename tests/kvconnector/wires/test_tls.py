@@ -14,13 +14,13 @@ from certificates import Authority
 from sockets import InThread, dial, drain, eventually, soon
 
 from deeplink.errors import ConfigError, DeadlineExceeded, DeeplinkError, PeerGone, ProtocolError, Refused
-from deeplink.kvconnector.wires import greeting, tls, wire
-from deeplink.kvconnector.wires import listener as listening
 from deeplink.kvconnector.handoffs.channel import Ask, Channel, Claim, Quit
-from deeplink.kvconnector.wires.listener import Listener
-from deeplink.kvconnector.wires.tls import Tls, TlsSocket
 from deeplink.kvconnector.transport.base import Push
 from deeplink.kvconnector.transport.tcp import TcpTransport
+from deeplink.kvconnector.wires import greeting, tls, wire
+from deeplink.kvconnector.wires import listener as listening
+from deeplink.kvconnector.wires.listener import Listener
+from deeplink.kvconnector.wires.tls import Tls, TlsSocket
 
 SECRET = b"a secret for tests only, 32 byte"
 Side = tuple[Tls | None, bytes]
