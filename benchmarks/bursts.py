@@ -2,8 +2,8 @@
 
 A group of twice as many chips is 1.84 times as fast; a prompt's time is proportional to its tokens; grouped by one, the
 chips are half busy at the trace's mean rate. What is asked for is the grouping that serves the most of the trace's rate
-with 99 of 100 requests in time. The solver plans with the trace's own queues (`deeplink.solver.replayed`) and is held
-to what the simulator finds, for its own plan and for every other one there is.
+with 99 of 100 requests in time. The solver plans with the trace's own queues (`deeplink.solver.exact.replayed`) and is
+held to what the simulator finds, for its own plan and for every other one there is.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deeplink.solver import queueing, trace
-from deeplink.solver.fleet import Request, Workload
-from deeplink.solver.problem import Candidate, Cap, Pool, Problem, Scenario, useful
-from deeplink.solver.replayed import Replayed
-from deeplink.solver.simulate import Group, Result, Way, simulate
-from deeplink.solver.solve import solve
+from deeplink.solver.exact import queueing
+from deeplink.solver.exact.problem import Candidate, Cap, Pool, Problem, Scenario, useful
+from deeplink.solver.exact.replayed import Replayed
+from deeplink.solver.exact.solve import solve
+from deeplink.solver.fleets import trace
+from deeplink.solver.fleets.fleet import Request, Workload
+from deeplink.solver.simulator.simulate import Group, Result, Way, simulate
 
 CHIPS = 16
 SIZES = (1, 2, 4, 8)

@@ -17,8 +17,8 @@ import numpy as np
 import silicon
 from numpy.typing import NDArray
 
-from deeplink.solver import catalogue, importers, table
-from deeplink.solver.rates import Measurement
+from deeplink.solver.estimates import catalogue, importers, table
+from deeplink.solver.estimates.rates import Measurement
 
 DATA = Path(__file__).parents[1] / "solver" / "data"
 START = (0.5, 0.7, 6e-5, 0.5, 0.7, 0.5, 1e-5)

@@ -24,8 +24,9 @@ from pathlib import Path
 from deeplink import config as configs
 from deeplink.local import environment, model, overlay, up
 from deeplink.measure import engine, link, streams
-from deeplink.solver import fleetfile, table, trace
-from deeplink.solver.fleet import Fleet
+from deeplink.solver.estimates import table
+from deeplink.solver.fleets import fleetfile, trace
+from deeplink.solver.fleets.fleet import Fleet
 from deeplink.solver.place import place
 from deeplink.solver.placement import Placement
 

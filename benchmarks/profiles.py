@@ -20,13 +20,13 @@ from pathlib import Path
 import silicon
 from rows import RESULTS, machine
 
-from deeplink.solver import catalogue, model
-from deeplink.solver.candidates import formulate
-from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Service, Workload
-from deeplink.solver.highs import Effort
+from deeplink.solver.estimates import catalogue, model
+from deeplink.solver.exact.highs import Effort
+from deeplink.solver.exact.problem import Role
+from deeplink.solver.exact.solve import solve
+from deeplink.solver.fleets.candidates import formulate
+from deeplink.solver.fleets.fleet import Bucket, Connection, Fleet, Inventory, Service, Workload
 from deeplink.solver.place import document
-from deeplink.solver.problem import Role
-from deeplink.solver.solve import solve
 
 CHIPS = 16
 MODEL = "Qwen3-32B"

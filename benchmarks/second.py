@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from deeplink.solver.program import Model
+from deeplink.solver.exact.program import Model
 
 SECONDS = 120.0
 _UNITS = 1_000_000

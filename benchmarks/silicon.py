@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from deeplink.solver import catalogue
-from deeplink.solver import model as models
-from deeplink.solver.model import Model
+from deeplink.solver.estimates import catalogue
+from deeplink.solver.estimates import model as models
+from deeplink.solver.estimates.model import Model
 
 TABLE = Path(__file__).with_name("data") / "silicon_dense_hopper.csv.gz"
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "vocab_size": 128256}

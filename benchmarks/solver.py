@@ -34,15 +34,16 @@ import silicon
 import silicon_ttft
 from rows import RESULTS, Row, machine, table, write_table
 
-from deeplink.solver import catalogue, highs, importers, pareto, program, roofline, surface
-from deeplink.solver import table as tables
-from deeplink.solver.fleet import Request
-from deeplink.solver.highs import Effort
-from deeplink.solver.problem import Candidate, Cap, Link, Pool, Problem, Route, Scenario, useful
-from deeplink.solver.queueing import erlang_c
-from deeplink.solver.rates import Measurement, Phase, Rates
-from deeplink.solver.simulate import Group, Way, simulate
-from deeplink.solver.solve import solve
+from deeplink.solver.estimates import catalogue, importers, roofline, surface
+from deeplink.solver.estimates import table as tables
+from deeplink.solver.estimates.rates import Measurement, Phase, Rates
+from deeplink.solver.exact import highs, pareto, program
+from deeplink.solver.exact.highs import Effort
+from deeplink.solver.exact.problem import Candidate, Cap, Link, Pool, Problem, Route, Scenario, useful
+from deeplink.solver.exact.queueing import erlang_c
+from deeplink.solver.exact.solve import solve
+from deeplink.solver.fleets.fleet import Request
+from deeplink.solver.simulator.simulate import Group, Way, simulate
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "solver" / "data"

@@ -63,9 +63,9 @@ class Settings:
 
 class Endpoint:
     """Starts listening when it is made. The caches of the groups are in host memory or on any device
-    (`deeplink.kvconnector.caches.device_cache`); what is staged and received is always in host memory. `state` builds this
-    rank's contract once the addresses are known; `rank` is its place among the ranks of its engine, as a ticket counts
-    them."""
+    (`deeplink.kvconnector.caches.device_cache`); what is staged and received is always in host memory. `state` builds
+    this rank's contract once the addresses are known; `rank` is its place among the ranks of its engine, as a ticket
+    counts them."""
 
     def __init__(
         self,

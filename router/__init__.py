@@ -11,7 +11,7 @@ Protocol, bytes in and bytes out:
     upstream   the connections to the engines' APIs     line       one of them; reply what comes of a request
     inner      a request that the HTTP library answers: health, metrics, the operators' API, the page
     app        the router put together                  control    calls to an engine's control endpoint
-    admin      the operators' API                       metrics    what is counted, for Prometheus
+    admin      the operators' API; openapi  as a document   metrics    what is counted, for Prometheus
     page       the web page                             overview   what it shows; recent what ended lately
     openai     how errors look to clients               sse        where one event ends
     body       what the engines are sent                usage      which tokens of a handoff were cached
@@ -36,7 +36,13 @@ Choice, which engine or which pair:
     fleet      what is known about every engine now     listed     engines of the file
     routes     which engines a length is for            shared     what several routers share through Redis
     registered engines that register themselves         tracing    spans for OpenTelemetry
-    parts      where the application keeps its parts
+    parts      where the application keeps its parts    chooser    what a request needs of all this
+
+Several workers on one port, and one process that owns what they must know together:
+
+    owner      that process                             desk       what it keeps for each worker
+    worker     one of the others                        borrowed   the parts above, as the owner tells it
+    speech     what they say to each other
 
 Only `api`, `app`, `admin`, `inner`, `page`, `parts` and `serve` know the HTTP library, and `control` as its client.
 `choice`, `engine`, `declared`, `said`, `routes`, `policies`, `prefix`, `kv_events`, `kv_index`, `kv_sequence`,

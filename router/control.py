@@ -108,8 +108,8 @@ class Control:
             return None
 
     async def stage(self, url: str, handoff: str, known: int, until: float) -> int | None:
-        """How far the engine's prefill is (`kvconnector.handoffs.handoff.BEGUN` and its like) once it is further than `known`.
-        None if the engine does not say, or has not got further by `until` (of time.monotonic)."""
+        """How far the engine's prefill is (`kvconnector.handoffs.handoff.BEGUN` and its like) once it is further than
+        `known`. None if the engine does not say, or has not got further by `until` (of time.monotonic)."""
         while (left := until - time.monotonic()) > 0:
             seconds = min(left, STAGE_SECONDS)
             path = f"{url}/v1/handoffs/{handoff}/stage?known={known}&seconds={seconds:.3f}"

@@ -8,15 +8,17 @@ from typing import Literal
 
 import msgspec
 
-from deeplink.solver import pareto, predict, relax, spanning, verify
 from deeplink.solver import placement as doc
-from deeplink.solver.candidates import Formulation, formulate
-from deeplink.solver.fleet import Fleet
-from deeplink.solver.highs import Effort
+from deeplink.solver import predict, verify
+from deeplink.solver.exact import pareto, relax
+from deeplink.solver.exact.highs import Effort
+from deeplink.solver.exact.problem import Problem
+from deeplink.solver.exact.solve import Passed, Solution, solve
+from deeplink.solver.fleets import spanning
+from deeplink.solver.fleets.candidates import Formulation, formulate
+from deeplink.solver.fleets.fleet import Fleet
 from deeplink.solver.placement import Placement
-from deeplink.solver.problem import Problem
 from deeplink.solver.sensitivity import Sensitivity, sensitivities
-from deeplink.solver.solve import Passed, Solution, solve
 from deeplink.solver.verify import Verified
 
 _LONGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deeplink.solver import highs, program
-from deeplink.solver.candidates import Formulation
-from deeplink.solver.configure import Setup
-from deeplink.solver.highs import Effort
-from deeplink.solver.problem import Problem
-from deeplink.solver.queueing import variation, waits_longer
-from deeplink.solver.rates import Rate
-from deeplink.solver.solve import Passed, Solution
+from deeplink.solver.estimates.rates import Rate
+from deeplink.solver.exact import highs, program
+from deeplink.solver.exact.highs import Effort
+from deeplink.solver.exact.problem import Problem
+from deeplink.solver.exact.queueing import variation, waits_longer
+from deeplink.solver.exact.solve import Passed, Solution
+from deeplink.solver.fleets.candidates import Formulation
+from deeplink.solver.fleets.configure import Setup
 
 
 @dataclass(frozen=True, slots=True)

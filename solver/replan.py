@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from deeplink.errors import SolverError
-from deeplink.solver import highs, program
-from deeplink.solver.candidates import Formulation, formulate
-from deeplink.solver.fleet import Fleet
+from deeplink.solver.exact import highs, program
+from deeplink.solver.exact.problem import Problem
+from deeplink.solver.exact.program import Model
+from deeplink.solver.exact.solve import shared_out
+from deeplink.solver.fleets.candidates import Formulation, formulate
+from deeplink.solver.fleets.fleet import Fleet
 from deeplink.solver.place import routes
 from deeplink.solver.placement import Placement, Range, Route
-from deeplink.solver.problem import Problem
-from deeplink.solver.program import Model
 from deeplink.solver.running import Kind, kinds, of_kind, renamed, taken_over
-from deeplink.solver.solve import shared_out
 
 _SOME = 1e-9
 """A share for buckets of which nothing is seen, so that they have a mean."""

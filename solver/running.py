@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from deeplink.solver.candidates import Formulation
+from deeplink.solver.fleets.candidates import Formulation
 from deeplink.solver.placement import Route
 
 

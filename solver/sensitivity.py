@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from deeplink.errors import SolverError
 from deeplink.solver import predict
-from deeplink.solver.candidates import Formulation, formulate
-from deeplink.solver.highs import Effort
-from deeplink.solver.solve import Solution, solve
+from deeplink.solver.exact.highs import Effort
+from deeplink.solver.exact.solve import Solution, solve
+from deeplink.solver.fleets.candidates import Formulation, formulate
 
 _GAP = 0.005
 _CERTAIN = 0.05

@@ -14,13 +14,13 @@ import numpy as np
 
 from deeplink.errors import SolverError
 from deeplink.solver import predict
-from deeplink.solver.candidates import Formulation
-from deeplink.solver.configure import Setup
-from deeplink.solver.fleet import Request
-from deeplink.solver.problem import Candidate
-from deeplink.solver.simulate import Group, Policy, Result, Way, simulate
-from deeplink.solver.solve import Solution, solve
-from deeplink.solver.trace import bucket_of, scaled
+from deeplink.solver.exact.problem import Candidate
+from deeplink.solver.exact.solve import Solution, solve
+from deeplink.solver.fleets.candidates import Formulation
+from deeplink.solver.fleets.configure import Setup
+from deeplink.solver.fleets.fleet import Request
+from deeplink.solver.fleets.trace import bucket_of, scaled
+from deeplink.solver.simulator.simulate import Group, Policy, Result, Way, simulate
 
 ROUNDS = 5
 _LESS = 0.9

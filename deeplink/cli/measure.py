@@ -14,7 +14,7 @@ from deeplink.errors import ConfigError, DeeplinkError
 
 if TYPE_CHECKING:
     from deeplink.measure.engine import Progress
-    from deeplink.solver.rates import Measurement
+    from deeplink.solver.estimates.rates import Measurement
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def command(
             if not chip:
                 raise click.UsageError("--chip says what the rows are about")
             from deeplink.measure import engine
-            from deeplink.solver import table
+            from deeplink.solver.estimates import table
 
             key = _key(key_file) if key_file else ""
             plan = engine.Plan(

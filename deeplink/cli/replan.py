@@ -33,8 +33,8 @@ def command(fleet: Path, placement: Path, observed: Path, as_json: bool) -> None
     """
     import msgspec
 
-    from deeplink.solver import fleetfile
     from deeplink.solver import placement as doc
+    from deeplink.solver.fleets import fleetfile
     from deeplink.solver.replan import Observed, replan
 
     try:

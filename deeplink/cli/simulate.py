@@ -51,9 +51,10 @@ def command(fleet: Path, trace: Path | None, requests: int, rate: float, seed: i
     from rich.console import Console
     from rich.table import Table
 
-    from deeplink.solver import fleetfile, traffic, verify
-    from deeplink.solver.candidates import formulate
-    from deeplink.solver.solve import solve
+    from deeplink.solver import verify
+    from deeplink.solver.exact.solve import solve
+    from deeplink.solver.fleets import fleetfile, traffic
+    from deeplink.solver.fleets.candidates import formulate
 
     try:
         described = fleetfile.load(fleet)

@@ -73,8 +73,8 @@ def command(
     if fleet is None:
         raise click.UsageError("name a fleet file")
     from deeplink.solver import emit as emitted
-    from deeplink.solver import fleetfile
     from deeplink.solver import plots as pictures
+    from deeplink.solver.fleets import fleetfile
     from deeplink.solver.place import fronts, place
 
     try:

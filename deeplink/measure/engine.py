@@ -18,7 +18,7 @@ from deeplink import __version__
 from deeplink.errors import LocalError
 from deeplink.local import client
 from deeplink.measure import points, streams
-from deeplink.solver.rates import Measurement, Phase
+from deeplink.solver.estimates.rates import Measurement, Phase
 
 Progress = Callable[[str], None]
 STEPS = 24

@@ -1,7 +1,7 @@
 """An engine's KV cache as kvconnector sees it: flat arrays, and what their elements mean.
 
-`Cache` is one in host memory; `deeplink.kvconnector.caches.device_cache.DeviceCache` is one in a device's, whose arrays are
-torch tensors. What a `Group` needs of either are the methods here, and it does not know which it has.
+`Cache` is one in host memory; `deeplink.kvconnector.caches.device_cache.DeviceCache` is one in a device's, whose arrays
+are torch tensors. What a `Group` needs of either are the methods here, and it does not know which it has.
 """
 
 from __future__ import annotations

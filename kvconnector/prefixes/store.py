@@ -2,8 +2,8 @@
 
 A file holds one unit of tokens in wire form, ``[layer, kv, head, token, dim]``, whatever the page size and the layout
 of who wrote it. Before the elements stand what they are: the space, the name, their number of bytes and their digest
-(`deeplink.kvconnector.relayout.digest`). A reader has what all of that says, or a miss: what is not as it says is removed, and
-counted as corrupted. Files appear whole or not at all (`deeplink.kvconnector.prefixes.room`).
+(`deeplink.kvconnector.relayout.digest`). A reader has what all of that says, or a miss: what is not as it says is
+removed, and counted as corrupted. Files appear whole or not at all (`deeplink.kvconnector.prefixes.room`).
 
 The folder belongs to one user, and who can write to it is trusted: digests find corruption, not forgery.
 """

@@ -1,10 +1,10 @@
 """Casts the elements of a wire chunk from one type to another, as `deeplink.kvconnector.layouts.cast` describes it.
 
 numpy has neither bfloat16 nor any 8-bit float, so elements are unsigned integers of the right size, here as in
-`deeplink.kvconnector.relayout.convert`. From a type of 8 or 16 bits, a cast is a look-up in a table of what each code becomes,
-whatever the formats and scales; 8-bit elements are looked up in pairs. Between 16 and 32 bits it is integer arithmetic;
-from 32 to 8 it is both, since rounding to odd at 16 bits loses nothing that decides the rounding to 8. All of it runs
-block by block, so that what is intermediate stays in the processor's cache.
+`deeplink.kvconnector.relayout.convert`. From a type of 8 or 16 bits, a cast is a look-up in a table of what each code
+becomes, whatever the formats and scales; 8-bit elements are looked up in pairs. Between 16 and 32 bits it is integer
+arithmetic; from 32 to 8 it is both, since rounding to odd at 16 bits loses nothing that decides the rounding to 8. All
+of it runs block by block, so that what is intermediate stays in the processor's cache.
 
 None of it depends on whether the process flushes subnormal floats to zero, as some libraries make it do.
 

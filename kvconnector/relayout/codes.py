@@ -1,6 +1,7 @@
 """Codes of an element type to the numbers they mean and back, for whole arrays.
 
-The formula is that of `deeplink.kvconnector.layouts.elements`. It is exact, not fast: casts use it to make their tables.
+The formula is that of `deeplink.kvconnector.layouts.elements`. It is exact, not fast: casts use it to make their
+tables.
 """
 
 from __future__ import annotations

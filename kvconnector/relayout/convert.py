@@ -4,8 +4,9 @@ The wire form of a chunk is ``[layer, kv, head, token, dim]``, dense, of the cac
 one vector a token, kv and head are 1. Whatever the engine's layout, both are strided views of one logical index
 space, so every conversion is an assignment between two views of equal shape: nothing here knows a layout by name.
 
-The copies are done by compiled loops where numba is at hand (the extra ``fast``; `deeplink.kvconnector.relayout.kernels`), and
-by numpy elsewhere; the bytes are the same. ``DEEPLINK_RELAYOUT`` = ``numpy`` or ``numba`` insists on one of them.
+The copies are done by compiled loops where numba is at hand (the extra ``fast``;
+`deeplink.kvconnector.relayout.kernels`), and by numpy elsewhere; the bytes are the same. ``DEEPLINK_RELAYOUT`` =
+``numpy`` or ``numba`` insists on one of them.
 
 Tensors carry their axes as a suffix: L layer, S kv (K then V), H head, T token of the chunk, D dim.
 """

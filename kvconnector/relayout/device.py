@@ -1,10 +1,10 @@
 """Re-layout of caches that are torch tensors, on whatever device torch knows: between their blocks and a wire chunk in
 host memory.
 
-The moves are those of `deeplink.kvconnector.relayout.convert`, done by the device as strided copies into (or out of) some layers
-in wire form that lie there, which then cross to the host as one piece. Elements are moved as integers, so any dtype
-of the right size does. This is the one module of kvconnector that uses torch, and only when it is called: the engine
-that has such tensors brings it.
+The moves are those of `deeplink.kvconnector.relayout.convert`, done by the device as strided copies into (or out of)
+some layers in wire form that lie there, which then cross to the host as one piece. Elements are moved as integers, so
+any dtype of the right size does. This is the one module of kvconnector that uses torch, and only when it is called: the
+engine that has such tensors brings it.
 
 Who orders what, since a device does its work later and in streams:
 
@@ -45,7 +45,8 @@ SCRATCH = 32 << 20
 
 
 def gather(caches: Sequence[Tensor], bound: Bound, where: Iterable[Run], wire_LSHTD: Elements) -> None:
-    """Blocks to wire, as `deeplink.kvconnector.relayout.convert.gather`; the flat caches are torch tensors of one device.
+    """Blocks to wire, as `deeplink.kvconnector.relayout.convert.gather`; the flat caches are torch tensors of one
+    device.
 
     Raises HandoffError when the device has no memory left for the copies.
     """

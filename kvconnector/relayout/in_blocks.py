@@ -1,8 +1,9 @@
 """Digest a chunk where it lies in the blocks, without a wire form of it.
 
-The digests are those of `deeplink.kvconnector.relayout.digest.tiles`. Compiled (`deeplink.kvconnector.relayout.slices`), a slice at a
-time is gathered and digested while it is in the cache. That pays only where nobody wants the wire: for a wire too, a
-`gather` that streams it past the caches and then `tiles` is faster than writing it twice.
+The digests are those of `deeplink.kvconnector.relayout.digest.tiles`. Compiled
+(`deeplink.kvconnector.relayout.slices`), a slice at a time is gathered and digested while it is in the cache. That pays
+only where nobody wants the wire: for a wire too, a `gather` that streams it past the caches and then `tiles` is faster
+than writing it twice.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def tiles(
 
 
 def warm(by: compiled.By | None = None) -> None:
-    """Compile what `tiles` needs beyond `deeplink.kvconnector.relayout.compiled.warm`: as long again, and kept as well."""
+    """Compile what `tiles` needs beyond `compiled.warm`: as long again, and kept as well."""
     if compiled.wanted(by):
         from deeplink.kvconnector.relayout import slices
 

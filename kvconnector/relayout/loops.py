@@ -1,8 +1,9 @@
-"""The compiled loops of re-layout: one job of `deeplink.kvconnector.relayout.jobs`, from address to address. Needs numba.
+"""The compiled loops of re-layout: one job of `deeplink.kvconnector.relayout.jobs`, from address to address. Needs
+numba.
 
-They know strides only, and trust them: what comes here was checked by `deeplink.kvconnector.relayout.convert`. A loop reads in
-the order in which the bytes lie, asks for lines some way ahead (`prefetch`), and writes whole lines; with `stream`
-past the caches.
+They know strides only, and trust them: what comes here was checked by `deeplink.kvconnector.relayout.convert`. A loop
+reads in the order in which the bytes lie, asks for lines some way ahead (`prefetch`), and writes whole lines; with
+`stream` past the caches.
 """
 
 from __future__ import annotations

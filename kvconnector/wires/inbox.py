@@ -27,7 +27,7 @@ class Inbox:
         return self._start < self._stop
 
     def take(self, length: int, deadline: float) -> bytes:
-        """The next `length` bytes. Raises what `deeplink.kvconnector.wires.wire.receive` raises; then some may be lost."""
+        """The next `length` bytes. Raises what `wire.receive` raises; then some may be lost."""
         start, stop = self._start, self._stop
         if stop - start >= length:
             self._start = start + length

@@ -1,8 +1,9 @@
 """Names for cached pages that engines with other page sizes understand.
 
 SGLang names a page by a hash over its tokens and the page before it, and hands a storage backend these names alone.
-Where deeplink's is in use, they are made by `deeplink.kvconnector.prefixes.names` instead, at the one place where SGLang
-makes them. Its tree of prefixes exists twice: the one in Python asks there, the one in Rust has the hash built in.
+Where deeplink's is in use, they are made by `deeplink.kvconnector.prefixes.names` instead, at the one place where
+SGLang makes them. Its tree of prefixes exists twice: the one in Python asks there, the one in Rust has the hash built
+in.
 
 Imports nothing of SGLang but where it is called: `hooks` puts these functions in its way in every process.
 """

@@ -1,4 +1,6 @@
-"""The proof that the declared layout is the real one, by the pool's own operation: see `deeplink.kvconnector.caches.proof`."""
+"""The proof that the declared layout is the real one, by the pool's own operation: see
+`deeplink.kvconnector.caches.proof`.
+"""
 
 from __future__ import annotations
 

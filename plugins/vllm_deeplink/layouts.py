@@ -1,4 +1,6 @@
-"""Which layout an attention backend of vLLM uses, by the name it is registered under (`kvconnector/layouts/catalogue.py`)."""
+"""Which layout an attention backend of vLLM uses, by the name it is registered under
+(`kvconnector/layouts/catalogue.py`).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The proof that the declared layout is the real one, by the engine's own cache-write operation.
 
-vLLM's CPU cache has the same shape and strides with AMX and without, and other bytes: see `deeplink.kvconnector.caches.proof`.
+vLLM's CPU cache has the same shape and strides with AMX and without, and other bytes: see
+`deeplink.kvconnector.caches.proof`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@
     kubernetes  a cluster, as manifests
     leaderworkerset  of them, an engine on several hosts
     ray         a Ray cluster
+    yaml_file   manifests as text
 
 Each format is a pure function from a placement to files by name. What is not known of a chip (its image, its name in
 Kubernetes, its device nodes) is left out, and a comment at the top of the file says so.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -29,6 +30,22 @@ MODULES = sorted(
     path for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.py") if STAND_INS not in path.parents
 )
 MAX_LINES = 600
+
+
+BY_NAME = {"deeplink.cli": "a module per command", "deeplink.chips.catalogue": "a module per vendor"}
+"""Packages whose modules need no map."""
+
+
+@pytest.mark.parametrize("package", sorted(set(SETUPTOOLS["packages"]) - BY_NAME.keys()))
+def test_a_package_says_what_lives_in_it(package: str) -> None:
+    """Whoever opens the folder finds every module named in the text at its head."""
+    name = next(name for name in sorted(FOLDERS, key=len, reverse=True) if f"{package}.".startswith(f"{name}."))
+    folder = ROOT.joinpath(FOLDERS[name], *package.removeprefix(name).split("."))
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+    modules |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    short = {module.removesuffix("_cases") for module in modules}
+    assert [module for module in sorted(short) if not re.search(rf"\b{module}\b", text)] == []
 
 
 def test_what_is_tested_is_this_checkout() -> None:
@@ -137,9 +154,8 @@ def test_the_doctor_brings_no_web_stack() -> None:
 
 
 def test_the_pure_part_of_kvconnector_is_light() -> None:
-    pure = ", ".join(
-        f"deeplink.kvconnector.{name}" for name in ("layout", "contract", "negotiate", "compare", "ticket")
-    )
+    names = ("layouts.layout", "contracts.contract", "contracts.negotiate", "contracts.compare", "handoffs.ticket")
+    pure = ", ".join(f"deeplink.kvconnector.{name}" for name in names)
     modules, _ = _imported(f"import {pure}")
     assert not modules & HEAVY
 

@@ -19,7 +19,8 @@ from fleet import Fleet
 from deeplink.chips.catalogue import PROFILES
 from deeplink.errors import LocalError
 from deeplink.local import client
-from deeplink.solver import emit, fleetfile
+from deeplink.solver import emit
+from deeplink.solver.fleets import fleetfile
 from deeplink.solver.place import place
 from deeplink.solver.placement import Placement
 

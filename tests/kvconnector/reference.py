@@ -1,7 +1,7 @@
 """Where an element is, computed one element at a time from the layout's text alone.
 
-Independent of the strides in `deeplink.kvconnector.layouts.layout` on purpose: it walks the axes of the text as digits of a
-mixed-radix number, so a mistake in the strided code cannot be made here too. The tensors of one layer count as one
+Independent of the strides in `deeplink.kvconnector.layouts.layout` on purpose: it walks the axes of the text as digits
+of a mixed-radix number, so a mistake in the strided code cannot be made here too. The tensors of one layer count as one
 array here, one after the other.
 """
 

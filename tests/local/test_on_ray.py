@@ -10,8 +10,9 @@ from described import write
 
 from deeplink import config
 from deeplink.local import on_ray
-from deeplink.solver import emit, fleetfile
+from deeplink.solver import emit
 from deeplink.solver.emit import ray
+from deeplink.solver.fleets import fleetfile
 from deeplink.solver.place import place
 
 

@@ -19,9 +19,9 @@ from deeplink.cli import main
 from deeplink.errors import LocalError
 from deeplink.local import up
 from deeplink.plugins import load_plugins
-from deeplink.solver import fleetfile
 from deeplink.solver import placement as doc
 from deeplink.solver.emit.members import members
+from deeplink.solver.fleets import fleetfile
 from deeplink.solver.place import place
 from deeplink.solver.placement import Placement
 

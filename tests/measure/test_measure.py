@@ -13,7 +13,7 @@ from fake_openai import Script, serving
 from deeplink.cli import main
 from deeplink.errors import LocalError
 from deeplink.measure import engine, streams
-from deeplink.solver import table
+from deeplink.solver.estimates import table
 
 SMALL = ("--prompts", "16,32", "--batches", "1,2", "--contexts", "20", "--repeats", "2")
 

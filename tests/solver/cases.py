@@ -8,8 +8,8 @@ from dataclasses import replace
 import exhaustive
 import random_problems
 
-from deeplink.solver.problem import Objective, useful
-from deeplink.solver.solve import solve
+from deeplink.solver.exact.problem import Objective, useful
+from deeplink.solver.exact.solve import solve
 
 OBJECTIVES: tuple[Objective, ...] = ("cost", "throughput", "capacity", "energy", "latency")
 

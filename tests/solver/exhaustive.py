@@ -1,8 +1,8 @@
 """The best placement by trying all of them: every number of engines of each candidate, with a linear program of its
 own.
 
-Written against the meaning of a problem, not against `deeplink.solver.program`: flows are kept between each two engines
-that may hand over, the caps are looked up for the number at hand, and what fits onto hosts is found by packing.
+Written against the meaning of a problem, not against `deeplink.solver.exact.program`: flows are kept between each two
+engines that may hand over, the caps are looked up for the number at hand, and what fits onto hosts is found by packing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import highspy
 
-from deeplink.solver.problem import Candidate, Problem, Scenario
+from deeplink.solver.exact.problem import Candidate, Problem, Scenario
 
 TOLERANCE = 1e-7
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from deeplink.solver.problem import Candidate, Cap, Link, Pool, Problem, Route, Scenario
+from deeplink.solver.exact.problem import Candidate, Cap, Link, Pool, Problem, Route, Scenario
 
 
 def problem(seed: int) -> Problem:

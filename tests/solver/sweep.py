@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import exhaustive
 
-from deeplink.solver import catalogue, model
-from deeplink.solver.candidates import Formulation, formulate
-from deeplink.solver.fleet import Bucket, Connection, Fleet, Inventory, Service, Workload
-from deeplink.solver.problem import Problem
-from deeplink.solver.solve import solve
+from deeplink.solver.estimates import catalogue, model
+from deeplink.solver.exact.problem import Problem
+from deeplink.solver.exact.solve import solve
+from deeplink.solver.fleets.candidates import Formulation, formulate
+from deeplink.solver.fleets.fleet import Bucket, Connection, Fleet, Inventory, Service, Workload
 
 RATES = (50.0, 25.0, 12.5, 7.0, 3.5)
 LLAMA = {

@@ -9,7 +9,9 @@ from typing import get_args
 
 from pydantic import BaseModel
 
-from deeplink.solver import fleetfile, placement, sections, table
+from deeplink.solver import placement
+from deeplink.solver.estimates import table
+from deeplink.solver.fleets import fleetfile, sections
 from deeplink.solver.place import place
 
 PAGE = Path(__file__).parents[2] / "docs" / "solver.md"

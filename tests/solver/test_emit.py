@@ -24,11 +24,12 @@ from deeplink.chips.catalogue import PROFILES
 from deeplink.cli.solve import write as save
 from deeplink.errors import SolverError
 from deeplink.plugins import load_plugins
-from deeplink.solver import emit, fleetfile
+from deeplink.solver import emit
 from deeplink.solver import placement as doc
 from deeplink.solver.emit import configs, images
 from deeplink.solver.emit.commands import command
 from deeplink.solver.emit.members import Member, members
+from deeplink.solver.fleets import fleetfile
 from deeplink.solver.place import place
 from deeplink.solver.placement import Bucket, Placement, Route
 from vllm_deeplink import flags

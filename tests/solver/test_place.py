@@ -16,8 +16,8 @@ from described import FLEET, write
 from deeplink.cli import main
 from deeplink.errors import SolverError
 from deeplink.kvconnector.contracts import contract as contracts
-from deeplink.solver import fleetfile
 from deeplink.solver import placement as doc
+from deeplink.solver.fleets import fleetfile
 from deeplink.solver.place import place
 
 NO_LINK = FLEET[: FLEET.index("[[links]]")]

@@ -9,9 +9,9 @@ import random_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deeplink.solver.pareto import front, scaled
-from deeplink.solver.problem import Problem, useful
-from deeplink.solver.solve import Solution, solve
+from deeplink.solver.exact.pareto import front, scaled
+from deeplink.solver.exact.problem import Problem, useful
+from deeplink.solver.exact.solve import Solution, solve
 
 SEEDS = st.integers(0, 10_000)
 TIGHT = 1e-4

@@ -12,9 +12,9 @@ from described import FLEET, write
 
 from deeplink.cli import main
 from deeplink.errors import SolverError
-from deeplink.solver import fleetfile
-from deeplink.solver.candidates import formulate
-from deeplink.solver.fleet import Fleet
+from deeplink.solver.fleets import fleetfile
+from deeplink.solver.fleets.candidates import formulate
+from deeplink.solver.fleets.fleet import Fleet
 from deeplink.solver.place import place
 from deeplink.solver.placement import Placement
 from deeplink.solver.replan import Observed, replan

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from described import FLEET, write
 
-from deeplink.solver import fleetfile, trace, verify
-from deeplink.solver.candidates import formulate
-from deeplink.solver.fleet import Request
-from deeplink.solver.replayed import Replayed
-from deeplink.solver.solve import solve
+from deeplink.solver import verify
+from deeplink.solver.exact.replayed import Replayed
+from deeplink.solver.exact.solve import solve
+from deeplink.solver.fleets import fleetfile, trace
+from deeplink.solver.fleets.candidates import formulate
+from deeplink.solver.fleets.fleet import Request
 
 
 def test_tightened_until_it_is_in_time(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A vendor in plain torch, for any device that torch knows: what the operators mean, readable, and not made for speed.
 
 It runs where a chip's own operators do not, an LMDeploy engine on a CPU for one, and it is what the conformance suite's
-seeded faults are put into.
+seeded faults are put into. A module per group of operators: attention, caches, elementwise, experts, matmul,
+norms; `formats` is what matrices look like in memory.
 """
 
 from __future__ import annotations

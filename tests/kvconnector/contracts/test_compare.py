@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from loopback import HND, VEC, make_contract, make_group
-from test_negotiate import REFUSED
+from loopback import HND, VEC
+from refused import DECODE, PREFILL, REFUSED
 
 from deeplink.errors import Refused
 from deeplink.kvconnector.contracts import compare as module
@@ -15,8 +15,6 @@ from deeplink.kvconnector.contracts.negotiate import Agreement, Refusal, negotia
 
 replace = msgspec.structs.replace
 
-PREFILL = make_contract("p", "prefill", make_group(VEC, 64), channel="127.0.0.1:1", tcp="127.0.0.1:2")
-DECODE = make_contract("d", "decode", make_group(HND, 128), channel="127.0.0.1:3", tcp="127.0.0.1:4")
 HARMLESS = {"role", "epoch", "groups[0].block_size", "groups[0].layout", "ranks[0].channel", "ranks[0].transports"}
 
 

@@ -39,7 +39,7 @@ def test_the_catalogue_is_complete_and_clear() -> None:
 
 
 def test_the_documentation_has_every_entry() -> None:
-    lines = (Path(__file__).parents[2] / "docs" / "layouts.md").read_text().splitlines()
+    lines = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text().splitlines()
     for entry in ENTRIES:
         layout = entry.layout.replace("|", "\\|")
         who = f"{entry.engine}; {entry.chip}"

@@ -514,7 +514,7 @@ def test_a_cast_says_its_bound() -> None:
 
 
 def test_the_docs_have_every_cast_with_its_bound() -> None:
-    page = Path(__file__).parents[2] / "docs" / "casts.md"
+    page = Path(__file__).parents[3] / "docs" / "casts.md"
     types = [*FORMATS, INTEGER]
     every = [known(source, target) for source in types for target in types if source != target]
     rows = [line for line in page.read_text().splitlines() if line.startswith("| `")]
