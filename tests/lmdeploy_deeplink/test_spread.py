@@ -12,6 +12,7 @@ import pytest
 from small import REFUSED_SECONDS, START_SECONDS, answers_are_right, server, some_leave
 
 from deeplink.errors import LocalError
+from deeplink.local.environment import Environment
 from deeplink.local.process import Process
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
@@ -45,3 +46,9 @@ def test_workers_that_nothing_has_told_of_deeplink_are_refused(
     with server(with_ray, small_model, tmp_path, *TWO, "ray") as process, pytest.raises(LocalError):
         process.wait_ready(REFUSED_SECONDS)
     assert "nothing brings deeplink into them" in process.log.read_text()
+
+
+def test_without_ray_it_is_said_so(lmdeploy: Environment, small_model: Path, tmp_path: Path) -> None:
+    with server(lmdeploy.python, small_model, tmp_path, "--tp", "2") as process, pytest.raises(LocalError):
+        process.wait_ready(REFUSED_SECONDS)
+    assert "is not installed" in process.log.read_text()
