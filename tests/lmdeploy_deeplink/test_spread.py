@@ -24,9 +24,16 @@ ROUNDS = 30
 @pytest.mark.usefixtures("workers_know")
 @pytest.mark.parametrize(("backend", "workers"), [("ray", b"RayWorkerWrapper"), ("mp", b"--multiprocessing-fork")])
 def test_two_workers_and_several_requests_at_once(
-    with_ray: Path, small_model: Path, in_lmdeploy: Any, tmp_path: Path, backend: str, workers: bytes
+    with_ray: Path,
+    lmdeploy: Environment,
+    small_model: Path,
+    in_lmdeploy: Any,
+    tmp_path: Path,
+    backend: str,
+    workers: bytes,
 ) -> None:
-    with server(with_ray, small_model, tmp_path, *TWO, backend) as process:
+    python = with_ray if backend == "ray" else lmdeploy.python
+    with server(python, small_model, tmp_path, *TWO, backend) as process:
         process.wait_ready(START_SECONDS)
         answers_are_right(process, small_model, in_lmdeploy, rounds=ROUNDS)
         some_leave(process, 12, 4)
@@ -46,9 +53,3 @@ def test_workers_that_nothing_has_told_of_deeplink_are_refused(
     with server(with_ray, small_model, tmp_path, *TWO, "ray") as process, pytest.raises(LocalError):
         process.wait_ready(REFUSED_SECONDS)
     assert "nothing brings deeplink into them" in process.log.read_text()
-
-
-def test_without_ray_it_is_said_so(lmdeploy: Environment, small_model: Path, tmp_path: Path) -> None:
-    with server(lmdeploy.python, small_model, tmp_path, "--tp", "2") as process, pytest.raises(LocalError):
-        process.wait_ready(REFUSED_SECONDS)
-    assert "is not installed" in process.log.read_text()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 from deeplink.errors import PluginError
@@ -28,17 +27,9 @@ _installed = False
 def install() -> None:
     """In the engine's process, before it starts workers. A second call changes nothing.
 
-    Raises PluginError where there is no Ray, and where those would not know deeplink.
+    Raises PluginError where those would not know deeplink.
     """
     global _installed
-    if find_spec("ray") is None:
-        raise PluginError(
-            "Ray would start the processes of this engine, and is not installed",
-            field="distributed-executor-backend",
-            theirs="ray",
-            remedy="install it with the engine's Python, or start the engine with --distributed-executor-backend mp, "
-            "whose engines hand nothing over",
-        )
     if not workers.enabled():
         raise PluginError(
             "Ray starts the processes of this engine, and nothing brings deeplink into them",
