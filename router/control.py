@@ -17,6 +17,8 @@ from deeplink.kvconnector.contracts.contract import Contract
 
 SECONDS = 1.0
 POST_SECONDS = 5.0
+HEALTH_SECONDS = 5.0
+"""Some engines compute a token before they say that they are well, for which SGLang alone takes a second."""
 STAGE_SECONDS = 30.0
 """For which one question after a stage is kept open."""
 MAX_STATE = 64 << 10
@@ -133,7 +135,7 @@ class Control:
 
     async def alive(self, url: str) -> None:
         """Whether an engine answers its ``/health`` well. Raises PeerGone, or ProtocolError with the status."""
-        status, _ = await self.get(f"{url}/health")
+        status, _ = await self._call("GET", f"{url}/health", MAX_STATE, self._bare, seconds=HEALTH_SECONDS)
         if status >= 300:
             raise ProtocolError(f"{url}/health answered {status}", field="status", theirs=str(status))
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from deeplink.router.kinds import Kind
 
 CANCEL_SECONDS = 2.0
+LOOK_SECONDS = 2.0
+"""For which a request waits for a look at engines."""
 # How long an engine may be silent on its control endpoint and on a stream before the stream is given up.
 # Long, because an engine under load may well miss a few looks.
 PATIENCE_SECONDS = 30.0
@@ -136,15 +138,20 @@ class Fleet:
         return status.blocks.total * max(group.block_size for group in engine.contract.groups)
 
     async def look(self, names: Iterable[str] | None = None) -> None:
-        """Ask these engines (or all) for their contracts now. Never raises; bounded by the control calls'
-        timeout."""
+        """Ask these engines (or all) for their contracts now. Never raises. Whoever is not done in LOOK_SECONDS is not
+        waited for any longer."""
+        names = self._begin_looks(names)
+        if tasks := [self._looks[name] for name in names if name in self._looks]:
+            await asyncio.wait(tasks, timeout=LOOK_SECONDS)
+
+    def _begin_looks(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
+        """At those that are not being looked at already."""
         names = tuple(self._engines if names is None else names)
         for name in names:
             if name not in self._looks and name in self._engines:
                 self._looks[name] = task = asyncio.create_task(self._look(name))
                 task.add_done_callback(partial(self._looked, name))
-        if tasks := [self._looks[name] for name in names if name in self._looks]:
-            await asyncio.wait(tasks)
+        return names
 
     async def state(self, engine: Engine, handoff: str) -> HandoffState | None:
         """None also for engines that keep no account of handoffs."""
@@ -195,7 +202,7 @@ class Fleet:
     async def _poll_forever(self) -> None:
         while True:
             await asyncio.sleep(self._poll)
-            await self.look()
+            self._begin_looks()  # those that are slow hold up no other
 
     async def _look(self, name: str) -> None:
         old = self._engines[name]

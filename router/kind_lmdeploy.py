@@ -72,10 +72,7 @@ class Lmdeploy:
         return Said(alone=engine.role == "both", settings=settings, facts={"config": json.dumps(info)})
 
     async def up(self, engine: Engine, probe: Probe) -> None:
-        url = f"{engine.url}/health"
-        status, _ = await probe.get(url)
-        if status >= 300:
-            raise ProtocolError(f"{url} answered {status}", field="status", theirs=str(status))
+        await probe.alive(engine.url)
 
     def obstacle(self, body: Body, *, chat: bool) -> str:
         return bodies.obstacle(body, chat=chat)

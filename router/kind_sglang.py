@@ -56,10 +56,7 @@ class Sglang:
         )
 
     async def up(self, engine: Engine, probe: Probe) -> None:
-        url = f"{engine.url}/health"
-        status, _ = await probe.get(url)
-        if status >= 300:
-            raise ProtocolError(f"{url} answered {status}", field="status", theirs=str(status))
+        await probe.alive(engine.url)
 
     async def link(self, producer: Engine, consumer: Engine, probe: Probe) -> None:
         """The engines find each other."""

@@ -55,10 +55,7 @@ class Vllm:
         return Said(settings=await _settings(engine, probe), facts=facts)
 
     async def up(self, engine: Engine, probe: Probe) -> None:
-        url = f"{engine.url}/health"
-        status, _ = await probe.get(url)
-        if status >= 300:
-            raise ProtocolError(f"{url} answered {status}", field="status", theirs=str(status))
+        await probe.alive(engine.url)
         # It is another one after every start, and nothing else tells of a start that no look fell into.
         if not (self.mooncake and engine.produces) or engine.down or engine.said is None:
             return

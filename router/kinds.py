@@ -32,6 +32,10 @@ class Probe(Protocol):
     async def get(self, url: str, limit: int = 64 << 10) -> tuple[int, bytes]:
         """Status, and at most `limit` + 1 bytes of the body. Raises PeerGone."""
 
+    async def alive(self, url: str) -> None:
+        """Whether the engine at `url` answers its ``/health`` well, for which it has longer. Raises PeerGone, or
+        ProtocolError with the status."""
+
     async def post(self, url: str, body: bytes, limit: int = 64 << 10, seconds: float = 5.0) -> tuple[int, bytes]:
         """As `get`, with JSON."""
 

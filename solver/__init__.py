@@ -15,6 +15,7 @@ What these are made of (import-linter holds who may know whom):
     fleets     what is there, what is asked, every way to use it
     exact      the problem as numbers, and its proof
     estimates  how long steps take, what a model needs
+    kinds      of engines: which there are, and what each can do
 
 `data` has what others measured and published; SOURCES.md says whose it is.
 """

@@ -17,6 +17,7 @@ from deeplink.solver.exact.solve import Passed, Solution, solve
 from deeplink.solver.fleets import spanning
 from deeplink.solver.fleets.candidates import Formulation, formulate
 from deeplink.solver.fleets.fleet import Fleet
+from deeplink.solver.kinds import DEFAULT
 from deeplink.solver.placement import Placement
 from deeplink.solver.sensitivity import Sensitivity, sensitivities
 from deeplink.solver.verify import Verified
@@ -67,7 +68,7 @@ def document(formulation: Formulation, solution: Solution, simulated: Verified |
     fleet, problem = formulation.fleet, formulation.problem
     counts = solution.counts or {}
     empty = Placement(
-        version=doc.VERSION,
+        version=doc.version_of(()),
         name=fleet.name,
         model=fleet.model.name,
         status=solution.status,
@@ -102,11 +103,13 @@ def document(formulation: Formulation, solution: Solution, simulated: Verified |
         ordered = sorted([*other, *later], key=lambda one: (one.factor, one.what))
         return msgspec.structs.replace(empty, relaxations=tuple(ordered))
     sensitive = sensitivities(formulation, solution) if fleet.sensitivity else ()
+    engines = _engines(formulation, solution)
     return msgspec.structs.replace(
         empty,
+        version=doc.version_of(engines),
         status="model_too_uncertain" if any(one.slower is None for one in sensitive) else solution.status,
         sensitivity=tuple(_sensitivity(one) for one in sensitive),
-        engines=_engines(formulation, solution),
+        engines=engines,
         routes=routes(formulation, solution.passed[0]),
         predicted=_predicted(formulation, solution),
         simulated=None if simulated is None else _simulated(simulated),
@@ -168,6 +171,7 @@ def _engines(formulation: Formulation, solution: Solution) -> tuple[doc.Engine, 
                 image=pool.start.image,
                 casts=pool.casts,
                 hosts=spanning.hosts(pool, setup.tp),
+                engine=msgspec.UNSET if pool.engine == DEFAULT else pool.engine,
             )
         )
     return tuple(engines)

@@ -6,24 +6,29 @@ in it depends on the time, the machine or the order of a set. TOML has no null, 
 Versions:
 
 1.  First.
+2.  `engines[].engine`, where that is not vLLM. A placement of vLLM alone is still of version 1, so that what reads only
+    that reads it; either is read here.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from deeplink.errors import SolverError
+from deeplink.solver.kinds import DEFAULT, Kind
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-VERSION = 1
+VERSION = 2
+_VERSIONS = (1, VERSION)
 _LARGEST = 64 << 20
 """Bytes of a file."""
 
@@ -47,7 +52,7 @@ class Engine(Record, frozen=True):
     """`count` engines alike, each of `tp` chips on `hosts` hosts. `max_num_seqs` and `max_num_batched_tokens` are what
     the rates were taken for; 0 leaves it to the engine. `busy` is how busy the busiest resource is in the normal
     scenario. `profile` is which of the chips that deeplink knows it runs on, "" if the chip's name says it; `flags`,
-    `variables`, `image` and `casts` are the pool's."""
+    `variables`, `image` and `casts` are the pool's. `engine` is the kind of engine, vLLM where it is left out."""
 
     name: str
     pool: str
@@ -66,6 +71,11 @@ class Engine(Record, frozen=True):
     image: str = ""
     casts: tuple[str, ...] = ()
     hosts: int = 1
+    engine: Kind | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def kind(self) -> Kind:
+        return DEFAULT if self.engine is msgspec.UNSET else self.engine
 
 
 class Route(Record, frozen=True):
@@ -274,18 +284,26 @@ def decode_toml(data: bytes) -> Placement:
 
 def _checked(value: Any) -> Placement:
     version = value.get("version") if isinstance(value, dict) else None
-    if version != VERSION:
+    if version not in _VERSIONS:
         raise SolverError(
-            "not a placement of this version",
+            "not a placement of a version that this release reads",
             field="version",
-            ours=str(VERSION),
+            ours=" or ".join(map(str, _VERSIONS)),
             theirs=str(version),
             remedy="solve the fleet again with this release",
         )
     try:
-        return msgspec.convert(value, Placement)
+        placement = msgspec.convert(value, Placement)
     except msgspec.ValidationError as exc:
         raise _not_one(exc) from exc
+    if version < (needed := version_of(placement.engines)):
+        raise _not_one(ValueError(f"it is of version {version}, and names engines as only {needed} does"))
+    return placement
+
+
+def version_of(engines: Iterable[Engine]) -> int:
+    """The lowest that can say which engines these are."""
+    return VERSION if any(engine.kind != DEFAULT for engine in engines) else _VERSIONS[0]
 
 
 def _not_one(why: Exception) -> SolverError:

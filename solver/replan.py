@@ -66,6 +66,7 @@ class Replan:
 def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
     """Raises SolverError when the placement is not one of this fleet, and for what cannot be seen."""
     _check(fleet, seen)
+    _require_same_kinds(fleet, placement)
     running = {engine.name: engine.count for engine in placement.engines}
     why = _why(placement, seen)
     if not why:
@@ -100,6 +101,20 @@ def replan(fleet: Fleet, placement: Placement, seen: Observed) -> Replan:
             moved = sum(max(0, n - now_running.get(kind, 0)) for kind, n in of_kind(of, found).items())
             return Replan(step, why, engines, moved, routes(formulation, shared_out(problem, found)))
     return Replan("impossible", why, running, 0, placement.routes)
+
+
+def _require_same_kinds(fleet: Fleet, placement: Placement) -> None:
+    """An engine of another kind is another engine, whatever it is called."""
+    kinds_of = {pool.name: pool.engine for pool in fleet.pools}
+    for engine in placement.engines:
+        if kinds_of.get(engine.pool, engine.kind) != engine.kind:
+            raise SolverError(
+                "the placement is not of this fleet",
+                field=f"engine of the pool {engine.pool}",
+                ours=kinds_of[engine.pool],
+                theirs=engine.kind,
+                remedy="give the fleet file that it was solved from, or solve again: every engine of the pool changes",
+            )
 
 
 def _check(fleet: Fleet, seen: Observed) -> None:

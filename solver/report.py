@@ -8,6 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from deeplink.solver.kinds import DEFAULT, TITLES
 from deeplink.solver.placement import Placement, Point, Predicted, Range, Simulated
 
 
@@ -71,13 +72,18 @@ def _relaxations(placement: Placement) -> Table:
 
 
 def _engines(placement: Placement) -> Table:
-    table = _table("engines", "engine", "chip", "role", "count", "tp", "sequences", "busy", "rates")
+    # Where all are vLLM nobody needs to be told.
+    unlike = any(engine.kind != DEFAULT for engine in placement.engines)
+    table = _table(
+        "engines", "engine", "chip", *(["of"] if unlike else []), "role", "count", "tp", "sequences", "busy", "rates"
+    )
     for engine in placement.engines:
         kinds = sorted({rate.kind for rate in engine.rates})
         worst = max((rate.error for rate in engine.rates), default=0.0)
         table.add_row(
             engine.name,
             engine.chip,
+            *([TITLES[engine.kind]] if unlike else []),
             engine.role,
             str(engine.count),
             str(engine.tp),

@@ -186,6 +186,8 @@ def _sources(chips: list[Profile]) -> Iterator[Source]:
         found.update(dict.fromkeys(figure.source for figure in figures if figure))
         if chip.dtypes and chip.dtypes_source:
             found[chip.dtypes_source] = None
+    images = (served.image for chip in chips for served in chip.served)
+    found.update(dict.fromkeys(image.source for image in images if image))
     yield from found
 
 

@@ -52,7 +52,9 @@ VLLM_HCU = Source("vllm-plugin-das", "HYGON-AI/vllm-plugin-das, README.md, vllm_
 VLLM_FL = Source("vllm-plugin-FL", "flagos-ai/vllm-plugin-FL, README.md (main, for vLLM 0.28.0)")
 VLLM_MXEXT = Source("vllm_mxext", "Hodoryu/vllm_mxext, hub/hardware_inspect.py")
 SGLANG = Source("SGLang 0.5.23", "python/sglang/srt/mem_cache/memory_pool.py", "Apache-2.0")
+SGLANG_DOCS = Source("SGLang's documentation", "docs.sglang.io, get-started/install, hardware-platforms/ascend-npus")
 LMDEPLOY = Source("LMDeploy 0.18", "lmdeploy/pytorch/engine/cache_engine/layout.py", "Apache-2.0")
+LMDEPLOY_DOCS = Source("LMDeploy's documentation", "docs/en/llm/api_server.md of InternLM/lmdeploy @ 08ae7fd")
 DLINFER = Source(
     "dlinfer", "LMDeploy 0.18, lmdeploy/pytorch/backends/dlinfer; dlinfer-ascend 0.2.7", "Apache-2.0 (LMDeploy)"
 )

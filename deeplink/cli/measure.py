@@ -15,6 +15,7 @@ from deeplink.errors import ConfigError, DeeplinkError
 if TYPE_CHECKING:
     from deeplink.measure.engine import Progress
     from deeplink.solver.estimates.rates import Measurement
+    from deeplink.solver.kinds import Kind
 
 
 def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -31,6 +32,12 @@ def _sizes(context: click.Context, parameter: click.Parameter, value: str) -> tu
 @click.argument("url")
 @click.option("--chip", default="", help="What the rows say it runs on, as in the fleet file.")
 @click.option("--model", default="", help="What the rows call the model.  [default: as the engine does]")
+@click.option(
+    "--engine",
+    "kind",
+    type=click.Choice(["vllm", "sglang", "lmdeploy"]),
+    help="Which engine the rows say it is.  [default: what it says itself]",
+)
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Chips of the engine's group.")
 @click.option(
     "--prompts",
@@ -76,6 +83,7 @@ def command(
     url: str,
     chip: str,
     model: str,
+    kind: Kind | None,
     tp: int,
     prompts: tuple[int, ...],
     batches: tuple[int, ...],
@@ -114,6 +122,7 @@ def command(
                 chip=chip,
                 model=model,
                 tp=tp,
+                engine=kind or "",
                 prompts=prompts,
                 batches=batches,
                 contexts=contexts,

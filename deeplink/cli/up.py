@@ -16,7 +16,7 @@ from deeplink.cli import terminal
 from deeplink.errors import DeeplinkError, LocalError
 
 if TYPE_CHECKING:
-    from deeplink.local import up
+    from deeplink.local.trial import Checked
 
 DEFAULT_PORT = 8000
 
@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Start the engines of PLACEMENT, a file that `deeplink solve --out` wrote, and the router in front of them.
 
-    Engines on processors run in an environment that is made on the first run (minutes); those on other chips run the
-    vLLM that is installed here. All end with Ctrl-C, or when one of them ends.
+    Engines on processors run in environments that are made on the first run (minutes); those on other chips run the
+    engine that is installed here. All end with Ctrl-C, or when one of them ends.
     """
     if as_json and not once:
         raise click.UsageError("--json needs --once")
@@ -89,7 +89,7 @@ def command(
         sys.exit(1)
 
 
-def _show(checked: list[up.Checked], console: Console) -> None:
+def _show(checked: list[Checked], console: Console) -> None:
     table = terminal.table("requests", "bucket", "tokens", "path", "prefill", "decode", "TTFT ms", "")
     for one in checked:
         cells = (

@@ -3,6 +3,7 @@
 demo         two unlike engines and a router, from nothing; kinds  of which kinds they may be
 prompts      its requests; measure  what became of one; report  what was found
 up           a placement on this machine; on_ray  on a Ray cluster
+placed       one of its engines as a process; trial  requests through all of it
 engines      vLLM's command line and environment; sglang and lmdeploy  theirs
 process      one engine or router as a process; launch  what ends it with its owner
 environment  an engine's packages, from a lock file; overlay  deeplink beside them; cache  folders that are kept

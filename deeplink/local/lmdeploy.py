@@ -48,13 +48,16 @@ def arguments(engine: Engine, model: Path) -> list[str]:
 
 def variables(engine: Engine, overlay: Path) -> dict[str, str]:
     return {
-        "HF_HUB_OFFLINE": "1",
+        **on_processor(overlay),
         "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": str(overlay),
         **({} if engine.config is None else {"DEEPLINK_CONFIG": str(engine.config)}),
         **engine.env,
     }
+
+
+def on_processor(overlay: Path) -> dict[str, str]:
+    """What LMDeploy needs in its environment to run here."""
+    return {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(overlay)}
 
 
 def readable(model: Path, target: Path) -> Path:

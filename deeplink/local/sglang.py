@@ -50,15 +50,22 @@ def variables(engine: Engine, environment: Environment, overlay: Path) -> dict[s
     models = next(environment.folder.glob("lib/python*/site-packages/sglang/srt/models"))
     others = sorted(path.stem for path in models.glob("*.py") if path.stem not in MODELS)
     return {
+        **on_processor(overlay),
+        "OMP_NUM_THREADS": "1",
+        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(others),
+        **({} if engine.config is None else {"DEEPLINK_CONFIG": str(engine.config)}),
+        **engine.env,
+    }
+
+
+def on_processor(overlay: Path) -> dict[str, str]:
+    """What SGLang needs in its environment to run here, whatever its model."""
+    return {
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "HOST_IP": "127.0.0.1",
-        "OMP_NUM_THREADS": "1",
-        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(others),
         "SGLANG_HOST_IP": "127.0.0.1",
         "SGLANG_USE_CPU_ENGINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONPATH": f"{overlay}:{SHIMS}",
-        **({} if engine.config is None else {"DEEPLINK_CONFIG": str(engine.config)}),
-        **engine.env,
     }

@@ -10,6 +10,7 @@ import datetime
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,6 +20,7 @@ from deeplink.errors import LocalError
 from deeplink.local import client
 from deeplink.measure import points, streams
 from deeplink.solver.estimates.rates import Measurement, Phase
+from deeplink.solver.kinds import KINDS, Kind
 
 Progress = Callable[[str], None]
 STEPS = 24
@@ -27,13 +29,14 @@ STEPS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`chip`, `model` and `tp` are what the rows say. Each point is measured `repeats` times; `most` is how long a
-    prompt and its answer may be, in tokens."""
+    """`chip`, `model`, `tp` and `engine` are what the rows say, the last as the endpoint does where it is empty. Each
+    point is measured `repeats` times; `most` is how long a prompt and its answer may be, in tokens."""
 
     url: str
     chip: str
     model: str
     tp: int = 1
+    engine: Kind | Literal[""] = ""
     prompts: tuple[int, ...] = (128, 256, 512, 1024)
     batches: tuple[int, ...] = (1, 2, 4)
     contexts: tuple[int, ...] = (128, 512, 1024)
@@ -45,15 +48,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the endpoint says of itself: its model's name, and the most tokens of a request, 0 if it does not say."""
+    """What the endpoint says of itself: its model's name, the most tokens of a request, 0 if it does not say, and which
+    kind of engine it is, "" if it does not say or it is another."""
 
     name: str
     most: int
+    engine: Kind | Literal[""] = ""
 
 
 class _Listed(msgspec.Struct, frozen=True):
     id: str
     max_model_len: int | None = None
+    owned_by: Any = None
 
 
 class _Models(msgspec.Struct, frozen=True):
@@ -78,7 +84,8 @@ def served(url: str, key: str = "") -> Served:
         ) from exc
     if not listed or not listed[0].id:
         raise LocalError(f"{where} lists no model", remedy="load one into the engine, or name another")
-    return Served(listed[0].id, max(listed[0].max_model_len or 0, 0))
+    engine: Kind | Literal[""] = next((kind for kind in KINDS if kind == listed[0].owned_by), "")
+    return Served(listed[0].id, max(listed[0].max_model_len or 0, 0), engine)
 
 
 def measure(plan: Plan, progress: Progress) -> Iterator[Measurement]:
@@ -88,7 +95,7 @@ def measure(plan: Plan, progress: Progress) -> Iterator[Measurement]:
     most = min(size for size in (plan.most, found.most, 1 << 30) if size)
     date = datetime.date.today().isoformat()
     source = f"deeplink {__version__} measure, {date}, {found.name}"
-    runner = _Runner(plan, found.name, source)
+    runner = _Runner(plan, found.name, plan.engine or found.engine, source)
     runner.warm(min(plan.prompts + plan.contexts + (most // 2,)))
     for length in sorted(plan.prompts):
         for batch in sorted(plan.batches):
@@ -108,6 +115,7 @@ def measure(plan: Plan, progress: Progress) -> Iterator[Measurement]:
 class _Runner:
     plan: Plan
     name: str
+    engine: Kind | Literal[""]
     source: str
 
     def answer(self, batch: int) -> int:
@@ -150,6 +158,7 @@ class _Runner:
             context=context,
             seconds=float(f"{seconds:.6g}"),
             source=self.source,
+            engine=self.engine,
         )
 
 

@@ -1,7 +1,8 @@
 """A placement as what starts it: engine commands, the router's configuration with weights, manifests.
 
     members     the single engines of a placement: names, chips, what is known of starting them
-    commands    an engine's command line
+    commands    an engine's command line; asked  what it is told
+    vllm, sglang, lmdeploy  in each kind's words
     nodes       what of it differs where an engine is on several hosts
     configs     deeplink.toml of the router and of the engines
     images      Dockerfiles that add deeplink to the engines' images

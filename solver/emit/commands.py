@@ -1,23 +1,27 @@
-"""The command line of one engine: vLLM with deeplink's plugin."""
+"""The command line of one engine, of whichever kind."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from deeplink.errors import SolverError
-from deeplink.solver.emit import nodes
+from deeplink.solver.emit import lmdeploy, nodes, sglang, vllm
+from deeplink.solver.emit.asked import CONFIG, Asked
 from deeplink.solver.emit.members import Member
 from deeplink.solver.emit.nodes import Node
+from deeplink.solver.kinds import Kind
 from deeplink.solver.placement import Placement
 
-_CACHE = {
-    "float8_e4m3fn": "fp8_e4m3",
-    "float8_e5m2": "fp8_e5m2",
-    "bfloat16": "auto",
-    "float16": "auto",
-    "float32": "auto",
+_WORDS: Mapping[Kind, Callable[[Placement, Member, Asked], list[str]]] = {
+    "vllm": vllm.words,
+    "sglang": sglang.words,
+    "lmdeploy": lmdeploy.words,
 }
+_HAS_A_FLAG: frozenset[Kind] = frozenset({"vllm"})
+"""For its deeplink.toml; others are told of it by a variable."""
+
+_VARIABLES: Mapping[Kind, tuple[tuple[str, str], ...]] = {"sglang": sglang.VARIABLES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,12 @@ class Command:
     variables: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
+        return self.line(shlex.quote(self.words[0]))
+
+    def line(self, executable: str) -> str:
+        """As a shell takes it, with its variables; `executable` stands where the first word would, as it is."""
         before = [f"{name}={shlex.quote(value)}" for name, value in self.variables]
-        return " ".join([*before, *(shlex.quote(word) for word in self.words)])
+        return " ".join([*before, executable, *(shlex.quote(word) for word in self.words[1:])])
 
 
 def command(
@@ -45,31 +53,13 @@ def command(
 ) -> Command:
     """`config` is the path of its deeplink.toml. With `pinned` it is told which of its host's chips are its own; in a
     container it sees no others. `node` is which of the engine's hosts this is for; one host needs none. Raises
-    SolverError for a cache that vLLM cannot keep, and for an engine of several hosts where there is only one."""
+    SolverError for a cache that its kind cannot keep, and for an engine of several hosts where there is only one."""
     engine = member.engine
     if node is None:
         nodes.require_one_host(member)
-    cache = _CACHE.get(engine.kv_dtype)
-    if cache is None:
-        raise SolverError(
-            f"vLLM keeps no cache of {engine.kv_dtype}",
-            field="kv_dtype",
-            ours=engine.kv_dtype,
-            theirs=", ".join(_CACHE),
-            remedy="choose another kv_dtype for the pool",
-        )
-    checkpoint = placement.checkpoint or placement.model
-    words = ["vllm", "serve", checkpoint, "--host", host, "--port", str(port)]
-    words += ["--served-model-name", placement.model] if checkpoint != placement.model else []
-    words += ["--tensor-parallel-size", str(engine.tp), "--kv-cache-dtype", cache]
-    if engine.max_num_seqs:
-        words += ["--max-num-seqs", str(engine.max_num_seqs)]
-    if engine.max_num_batched_tokens:
-        # vLLM wants a step to have room for all of its sequences at least.
-        words += ["--max-num-batched-tokens", str(max(engine.max_num_batched_tokens, engine.max_num_seqs))]
-    if node is not None:
-        words += nodes.flags(member, node)
-    words += ["--platform", "deeplink", "--deeplink-role", engine.role, "--deeplink-config", config]
+    words = _WORDS[engine.kind](placement, member, Asked(host, port, config, node))
     variables = [(member.visible, ",".join(map(str, member.chips)))] if member.visible and pinned else []
+    variables += [] if engine.kind in _HAS_A_FLAG else [(CONFIG, config)]
+    variables += _VARIABLES.get(engine.kind, ())
     variables += sorted(engine.variables.items())
     return Command(member.name, (*words, *engine.flags), tuple(variables))

@@ -105,7 +105,7 @@ def _node(pattern: str, number: str) -> str:
 
 def _unknown(members: tuple[Member, ...]) -> list[str]:
     found = []
-    for member in {one.kind: one for one in members if not one.processor}.values():
+    for member in {one.chip_label: one for one in members if not one.processor}.values():
         if member.profile is None:
             found.append(f"{member.engine.chip}: no profile, so its devices are not passed to the containers")
         elif member.profile.vendor is not None and member.profile.vendor.name != "NVIDIA":

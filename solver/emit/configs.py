@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from deeplink.solver.emit.members import Member, of_entry
+from deeplink.solver.kinds import DEFAULT
 from deeplink.solver.placement import Bucket, Placement
 
 _DIGITS = 6
@@ -28,10 +29,16 @@ def router(
     lines += ["", "[router]", *([f"host = {_text(host)}"] if host else []), f"port = {port}"]
     for member in members:
         lines += ["", "[[engines]]", f"name = {_text(member.name)}", f"url = {_text(urls[member.name])}"]
+        lines += ['kind = "plain"'] if _is_plain(member) else []
     for up_to, prefill, decode, weight in routes(placement, members):
         lines += ["", "[[routes]]", *([f"up_to = {up_to}"] if up_to else [])]
         lines += [f"prefill = {json.dumps(prefill)}", f"decode = {json.dumps(decode)}", f"weight = {weight:g}"]
     return "\n".join(lines) + "\n"
+
+
+def _is_plain(member: Member) -> bool:
+    """Whether it has nothing of deeplink that the router could ask: of SGLang and LMDeploy those that serve alone."""
+    return member.engine.role == "both" and member.engine.kind != DEFAULT
 
 
 def engine(member: Member, *, host: str, secret: str = "") -> str:

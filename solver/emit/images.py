@@ -15,11 +15,11 @@ FROM python:3.12-slim
 
 def image(member: Member) -> str:
     """The image of a member: the pool's own, or what its Dockerfile is to be built as."""
-    return member.engine.image or f"deeplink-{member.kind}"
+    return member.engine.image or f"deeplink-{member.host_label}"
 
 
 def dockerfile(member: Member) -> str:
-    return f"Dockerfile.{member.kind}"
+    return f"Dockerfile.{member.host_label}"
 
 
 def files(members: tuple[Member, ...]) -> dict[str, str]:
@@ -34,7 +34,7 @@ def files(members: tuple[Member, ...]) -> dict[str, str]:
 def unknown(members: tuple[Member, ...]) -> list[str]:
     return [
         f"{member.engine.chip}: {why}; see {dockerfile(member)}"
-        for member in {one.kind: one for one in members if not one.engine.image}.values()
+        for member in {one.host_label: one for one in members if not one.engine.image}.values()
         if (why := _missing(member))
     ]
 
@@ -42,7 +42,7 @@ def unknown(members: tuple[Member, ...]) -> list[str]:
 def _engine(member: Member) -> str:
     known = member.served.image if member.served else None
     why = _missing(member)
-    lines = [f"# vLLM with deeplink for {member.engine.chip}. DEEPLINK may be anything pip installs."]
+    lines = [f"# {member.title} with deeplink for {member.engine.chip}. DEEPLINK may be anything pip installs."]
     lines += [f"# {member.engine.chip}: {why}; build it with --build-arg IMAGE=..."] if why else []
     lines += [f"ARG IMAGE={known.value}" if known and not why else "ARG IMAGE", "FROM $IMAGE"]
     return "\n".join(lines) + "\n" + _ADD
@@ -51,5 +51,5 @@ def _engine(member: Member) -> str:
 def _missing(member: Member) -> str:
     known = member.served.image if member.served else None
     if known is None:
-        return "no image with vLLM for it is known"
+        return f"no image with {member.title} for it is known"
     return "" if ":" in known.value else f"which tag of {known.value} is for it is not known"

@@ -38,7 +38,7 @@ def files(placement: Placement, members: tuple[Member, ...]) -> dict[str, str]:
         ports = {"api": _PORT, "control": _PORT + CONTROL_OFFSET}
         manifests += [_started(placement, member), _service(member.label, ports)]
     manifests += [_deployment("deeplink-router", _router()), _service("deeplink-router", {"api": ROUTER_PORT})]
-    kinds = sorted({member.kind for member in members})
+    kinds = sorted({member.chip_label for member in members})
     comments = [
         f"{placement.name}: {placement.model}. Once, the secret that engines and router share:",
         "  kubectl create secret generic deeplink --from-literal=secret=$(openssl rand -hex 32)",
@@ -133,7 +133,7 @@ def _engine(placement: Placement, member: Member, node: Node | None = None) -> d
         volumes.append({"name": "model", "hostPath": {"path": checkpoint, "type": "Directory"}})
     return {
         "enableServiceLinks": False,
-        "nodeSelector": {CHIP_LABEL: member.kind},
+        "nodeSelector": {CHIP_LABEL: member.chip_label},
         "containers": [container],
         "volumes": volumes,
     }
@@ -174,6 +174,6 @@ def _unknown(members: tuple[Member, ...]) -> list[str]:
     return [
         f"{member.engine.chip}: what its device plugin calls it is not known, so its pods ask for no device: add "
         f"resources.limits with {_chips(member)} of it"
-        for member in {(one.kind, _chips(one)): one for one in members}.values()
+        for member in {(one.chip_label, _chips(one)): one for one in members}.values()
         if not member.resource and not member.processor
     ]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from deeplink.solver.emit import configs
-from deeplink.solver.emit.commands import command
+from deeplink.solver.emit.commands import Command, command
 from deeplink.solver.emit.members import Member
+from deeplink.solver.kinds import Kind
 from deeplink.solver.placement import Placement
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8100
 ROUTER_PORT = 8000
+PYTHON = "python3"
+PYTHONS: Mapping[Kind, str] = {"sglang": "SGLANG_PYTHON", "lmdeploy": "LMDEPLOY_PYTHON"}
+"""Of kinds that are started as a module: the variable that says by which Python, as no two have the same packages."""
 
 
 def files(placement: Placement, members: tuple[Member, ...]) -> dict[str, str]:
@@ -22,16 +27,29 @@ def files(placement: Placement, members: tuple[Member, ...]) -> dict[str, str]:
     script = [
         "#!/bin/sh",
         "# Starts the engines of the placement; the router is started with: deeplink router --config deeplink.toml",
+        *(f"# {variable} is the Python that has that engine and deeplink" for variable in pythons(members)),
         *(f"# {line}" for line in unknown(members)),
         "set -eu",
         'cd "$(dirname "$0")"',
+        *(f"{variable}=${{{variable}:-{PYTHON}}}" for variable in pythons(members)),
         "trap 'kill 0' INT TERM",
     ]
     for index, member in enumerate(members):
-        line = command(placement, member, host=HOST, port=FIRST_PORT + index, config=f"{member.label}.toml")
-        script.append(f"{line} > {shlex.quote(member.label + '.log')} 2>&1 &")
+        started = command(placement, member, host=HOST, port=FIRST_PORT + index, config=f"{member.label}.toml")
+        script.append(f"{_line(started, member)} > {shlex.quote(member.label + '.log')} 2>&1 &")
     found["engines.sh"] = "\n".join([*script, "wait"]) + "\n"
     return found
+
+
+def pythons(members: tuple[Member, ...]) -> list[str]:
+    """The variables that say where engines which are Python modules are installed."""
+    return sorted({PYTHONS[member.engine.kind] for member in members if member.engine.kind in PYTHONS})
+
+
+def _line(started: Command, member: Member) -> str:
+    """The command as a shell takes it, with the Python of its kind."""
+    variable = PYTHONS.get(member.engine.kind)
+    return str(started) if variable is None else started.line(f'"${variable}"')
 
 
 def unknown(members: tuple[Member, ...]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from deeplink.chips.profile import Profile, Served
+from deeplink.solver.kinds import DEFAULT, TITLES, profile_of
 from deeplink.solver.placement import Engine, Placement
 
 _NAME = 40
@@ -26,9 +27,20 @@ class Member:
     profile: Profile | None
 
     @property
-    def kind(self) -> str:
-        """The chip's name as a label: nodes, images and files are called by it."""
+    def chip_label(self) -> str:
+        """The chip's name as a label: nodes are called by it."""
         return self.profile.name if self.profile else _label(self.engine.chip)
+
+    @property
+    def host_label(self) -> str:
+        """The chip's name as a label and, where that is not vLLM, the engine's: images, their files, and what says on
+        which of a cluster's hosts an engine is installed are called by it."""
+        return self.chip_label if self.engine.kind == DEFAULT else f"{self.chip_label}-{self.engine.kind}"
+
+    @property
+    def title(self) -> str:
+        """What its kind of engine is called."""
+        return TITLES[self.engine.kind]
 
     @property
     def processor(self) -> bool:
@@ -37,7 +49,8 @@ class Member:
     @property
     def served(self) -> Served | None:
         """How the engine runs on the chip."""
-        return next((one for one in self.profile.served if one.engine == "vLLM"), None) if self.profile else None
+        known = self.profile.served if self.profile else ()
+        return next((one for one in known if one.engine == self.title), None)
 
     @property
     def visible(self) -> str:
@@ -76,17 +89,8 @@ def _members(placement: Placement, profiles: Mapping[str, Profile]) -> Iterator[
             next_chip[engine.pool] = first + engine.tp
             name = f"{engine.name}-{index}" if engine.count > 1 else engine.name
             label = _free(_label(engine.name), f"-{index}" if engine.count > 1 else "", taken)
-            yield Member(name, label, engine, range(first, first + engine.tp), _profile(engine, profiles))
-
-
-def _profile(engine: Engine, profiles: Mapping[str, Profile]) -> Profile | None:
-    """The one that the fleet file named, or whose title or name the chip has."""
-    if engine.profile:
-        return profiles.get(engine.profile)
-    for profile in profiles.values():
-        if engine.chip in (profile.title, profile.name) or profile.is_model(engine.chip):
-            return profile
-    return None
+            profile = profile_of(engine.chip, engine.profile, profiles)
+            yield Member(name, label, engine, range(first, first + engine.tp), profile)
 
 
 def _free(label: str, end: str, taken: set[str]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from deeplink.errors import SolverError
 from deeplink.solver.emit.members import Member
+from deeplink.solver.kinds import DEFAULT
 
 FIRST = "0"
 VERSION = "0.32"
@@ -41,7 +42,16 @@ def require_one_host(member: Member) -> None:
 
 def require_known_version(member: Member) -> None:
     """Raises SolverError where neither the pool nor the chip's profile names an image that has the version: with
-    another the engine refuses to start. What is in a pool's own image is for whoever names it to know."""
+    another the engine refuses to start. What is in a pool's own image is for whoever names it to know. So it does for
+    engines of other kinds, which were not tested on several hosts."""
+    if member.engine.kind != DEFAULT:
+        raise SolverError(
+            f"{member.name} is one engine on {member.engine.hosts} hosts, on which {member.title} was not tested",
+            field="hosts",
+            ours=str(member.engine.hosts),
+            theirs="1",
+            remedy="solve without sizes above per_host",
+        )
     known = member.served.image.value if member.served and member.served.image else ""
     if member.engine.image or f":v{VERSION}." in known:
         return

@@ -8,8 +8,9 @@ from typing import Any
 
 from deeplink.solver.emit import configs
 from deeplink.solver.emit.commands import command
-from deeplink.solver.emit.local import FIRST_PORT, ROUTER_PORT
+from deeplink.solver.emit.local import FIRST_PORT, PYTHON, PYTHONS, ROUTER_PORT
 from deeplink.solver.emit.members import Member
+from deeplink.solver.kinds import KINDS, TITLES
 from deeplink.solver.placement import Placement
 
 _GPU = {"NVIDIA", "AMD", "Intel", "MetaX"}
@@ -40,12 +41,16 @@ def files(placement: Placement, members: tuple[Member, ...]) -> dict[str, str]:
     # Written when all addresses are known: one host stands for all of them until then.
     router = configs.router(placement, members, urls, port=ROUTER_PORT, secret=SECRET)
     document = {"version": 1, "name": placement.name, "router": router, "engines": engines}
-    kinds = sorted({member.kind for member in members})
+    kinds = sorted({member.host_label for member in members})
+    titles = [TITLES[kind] for kind in KINDS if any(member.engine.kind == kind for member in members)]
+    modules = [TITLES[kind] for kind in PYTHONS if TITLES[kind] in titles]
     script = [
         "#!/bin/sh",
-        "# Starts the placement's engines on the Ray cluster and the router here, until Ctrl-C. Every node has vLLM",
+        "# Starts the placement's engines on the Ray cluster and the router here, until Ctrl-C. Every node has "
+        f"{' or '.join(titles)}",
         "# and deeplink, and says how many chips of which kind it has:",
         *(f"""#   ray start --resources '{{"{_resource(kind)}": CHIPS}}' ...""" for kind in kinds),
+        *([f"# {' and '.join(modules)} there by the {PYTHON} that Ray's processes find."] if modules else []),
         "# The secret that engines and router share is made once: (umask 077; openssl rand -hex 32 > secret)",
         *(f"# {line}" for line in _unknown(members)),
         "set -eu",
@@ -61,7 +66,7 @@ def _resource(kind: str) -> str:
 
 def _asks(member: Member) -> dict[str, Any]:
     """What an engine asks Ray for."""
-    resources: dict[str, float] = {_resource(member.kind): member.engine.tp}
+    resources: dict[str, float] = {_resource(member.host_label): member.engine.tp}
     vendor = member.profile.vendor.name if member.profile and member.profile.vendor else ""
     if vendor == _NPU:
         resources["NPU"] = member.engine.tp
@@ -72,7 +77,7 @@ def _unknown(members: tuple[Member, ...]) -> list[str]:
     return [
         f"{member.engine.chip}: Ray does not hand out its devices; where a node has several engines each has to be "
         f"told which are its own{f', with {member.visible}' if member.visible else ''}"
-        for member in {one.kind: one for one in members if not one.processor}.values()
+        for member in {one.chip_label: one for one in members if not one.processor}.values()
         if not member.profile
         or not member.profile.vendor
         or (member.profile.vendor.name not in _GPU and member.profile.vendor.name != _NPU)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def read(folder: Path, chip: Chip, config: Mapping[str, Any], name: str, tp: int
         layer += made.context(shape, requests, tokens, tp) if phase == "prefill" else 0.0
         layer += made.generation(shape, requests, context, tp) if phase == "decode" else 0.0
         seconds = shape.layers * (layer + LAUNCH) + made.gemm_of(requests, shape.vocabulary / tp, shape.hidden)
-        rows.append(measurement(chip, name, tp, phase, requests, tokens, context, seconds, source))
+        row = measurement(chip, name, tp, phase, requests, tokens, context, seconds, source)
+        rows.append(replace(row, engine="vllm"))
     return rows
 
 

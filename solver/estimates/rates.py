@@ -17,6 +17,7 @@ from deeplink.solver.estimates import roofline, surface
 from deeplink.solver.estimates.model import Model
 from deeplink.solver.estimates.roofline import Chip, Fractions, Step
 from deeplink.solver.estimates.surface import Surface
+from deeplink.solver.kinds import Kind as Engine
 
 Kind = Literal["measured", "interpolated", "calibrated", "datasheet"]
 Phase = Literal["prefill", "decode"]
@@ -42,7 +43,8 @@ class Rate:
 class Measurement:
     """`requests` requests in one step on a group of `tp` chips. In prefill each has `tokens` new tokens behind
     `context` cached ones; in decode one new token behind `context`. `line` is where it was read. `error` is how wrong
-    the time may be beyond what repeats show, where it was put together from others' times."""
+    the time may be beyond what repeats show, where it was put together from others' times. `engine` is the kind of the
+    engine that was measured, "" where nobody says."""
 
     chip: str
     model: str
@@ -55,6 +57,7 @@ class Measurement:
     source: str
     line: int = 0
     error: float = 0.0
+    engine: Engine | Literal[""] = ""
 
     @property
     def step(self) -> Step:

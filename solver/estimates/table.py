@@ -8,6 +8,10 @@ One CSV with a header, or a Parquet file, with a row for each measurement; the c
     context   tokens of each that are cached before                    seconds  of the step
     source    who measured it, and where it can be read
 
+and that of `OPTIONAL`, which a table may have none of, and a row none in:
+
+    engine    which kind was measured: vllm, sglang or lmdeploy
+
 Repeats are rows of their own: their median counts, and their spread is the error of that point.
 """
 
@@ -25,8 +29,10 @@ from deeplink.errors import RateError
 from deeplink.solver.estimates.model import Model
 from deeplink.solver.estimates.rates import Measurement, Phase, check
 from deeplink.solver.estimates.roofline import Chip
+from deeplink.solver.kinds import KINDS, Kind
 
 COLUMNS = ("chip", "model", "tp", "phase", "requests", "tokens", "context", "seconds", "source")
+OPTIONAL = ("engine",)
 Row = Mapping[str, str]
 
 
@@ -43,6 +49,9 @@ def parse(text: str, name: str) -> Iterator[Measurement]:
         context = figure(row, "context", name, line, least=0)
         if phase == "prefill" and context:
             raise _wrong(name, line, "context", row["context"], "0: prefill is measured without a cached prefix")
+        engine = row.get("engine", "")
+        if engine not in ("", *KINDS):
+            raise _wrong(name, line, "engine", engine, f"{', '.join(KINDS)}, or nothing")
         yield Measurement(
             chip=row["chip"],
             model=row["model"],
@@ -54,16 +63,19 @@ def parse(text: str, name: str) -> Iterator[Measurement]:
             seconds=figure(row, "seconds", name, line, least=1e-9),
             source=row["source"],
             line=line,
+            engine=cast(Kind, engine),
         )
 
 
 def write(rows: Iterable[Measurement]) -> str:
-    """The rows as `parse` reads them."""
+    """The rows as `parse` reads them, with a column for the engine where one of them says it."""
+    rows = list(rows)
+    columns = COLUMNS + (OPTIONAL if any(row.engine for row in rows) else ())
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow(columns)
     for row in rows:
-        writer.writerow([getattr(row, name) for name in COLUMNS])
+        writer.writerow([getattr(row, name) for name in columns])
     return out.getvalue()
 
 

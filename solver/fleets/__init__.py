@@ -5,6 +5,7 @@ fleet       its checked form
 trace       recorded requests; traffic  requests to try a placement with
 configure   every way to run an engine on every pool
 spanning    which groups of chips those may be
+served      which engines of its kind a pool can have
 handoffs    which pools can hand over to which
 candidates  all of it as a problem
 """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from deeplink.solver import kinds
 from deeplink.solver.exact.problem import Candidate, Pool, Problem, Scenario, useful
-from deeplink.solver.fleets import spanning
+from deeplink.solver.fleets import served, spanning
 from deeplink.solver.fleets.configure import Place, Setup, Streams, rates_of, room_of
 from deeplink.solver.fleets.fleet import Fleet, Inventory
 from deeplink.solver.fleets.handoffs import Handoffs, handoffs
@@ -30,18 +31,20 @@ def formulate(fleet: Fleet, *, keep: frozenset[str] = frozenset()) -> Formulatio
     skipped: list[str] = []
     replayed = Streams(fleet)
     for index, pool in enumerate(fleet.pools):
+        skipped += [*served.impossible(pool, fleet.model), *_of_others(fleet, pool)]
         for tp in pool.tp:
             rates = rates_of(fleet, pool, tp)
             room = room_of(fleet, pool, tp)
             if room <= 0:
                 skipped.append(f"{pool.name}: the weights do not fit on {tp} chips")
                 continue
-            roles = spanning.roles(pool, tp, rates)
+            measured = spanning.roles(pool, tp, rates)
             skipped += [
                 f"{pool.name}: too little of {role} on {tp} chips of several hosts was measured"
                 for role in pool.roles
-                if role not in roles
+                if role not in measured
             ]
+            roles = tuple(role for role in measured if served.obstacle(pool, fleet.model, role, tp) is None)
             place = Place(fleet, pool, index, tp, rates, room, replayed, roles)
             for candidate, setup in place.candidates():
                 found.append(candidate)
@@ -77,6 +80,17 @@ def formulate(fleet: Fleet, *, keep: frozenset[str] = frozenset()) -> Formulatio
         routed,
         tuple(skipped),
     )
+
+
+def _of_others(fleet: Fleet, pool: Inventory) -> list[str]:
+    """That there are times of the pool's chip, and none of its engine's."""
+    engines = {row.engine or kinds.DEFAULT for row in fleet.measurements if row.chip == pool.chip.name}
+    if not engines or pool.engine in engines:
+        return []
+    return [
+        f"{pool.name}: of {pool.chip.name} only times of {' and '.join(sorted(engines))} were measured, which are not "
+        f"those of {pool.engine}; rates[].engine says whose a table is"
+    ]
 
 
 def _pool(pool: Inventory) -> Pool:

@@ -28,6 +28,7 @@ from deeplink.solver.exact.queueing import steps, usable, variation
 from deeplink.solver.exact.replayed import Replayed
 from deeplink.solver.fleets.fleet import Bucket, Fleet, Inventory
 from deeplink.solver.fleets.trace import bucket_of
+from deeplink.solver.kinds import DEFAULT
 
 Shares = Callable[[int], tuple[float, ...]]
 
@@ -71,9 +72,10 @@ class Setup:
 
 def rates_of(fleet: Fleet, pool: Inventory, tp: int) -> Rates:
     """Times of a group of `tp` chips: from its own measurements, and from those of groups of other sizes on one host:
-    of the network between hosts a roofline knows nothing."""
-    rows = [row for row in fleet.measurements if row.chip == pool.chip.name and row.tp == tp]
-    on_one_host = [row for row in fleet.measurements if row.tp <= pool.per_host]
+    of the network between hosts a roofline knows nothing. Times of another engine say nothing about the pool's."""
+    of_engine = [row for row in fleet.measurements if (row.engine or DEFAULT) == pool.engine]
+    rows = [row for row in of_engine if row.chip == pool.chip.name and row.tp == tp]
+    on_one_host = [row for row in of_engine if row.tp <= pool.per_host]
     fractions = calibrate.fitted(on_one_host, fleet.model, pool.chip, pool.dtype) or pool.fractions
     return Rates(fleet.model, pool.chip, tp, pool.dtype, fractions, rows, pool.pace)
 

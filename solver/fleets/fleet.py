@@ -11,6 +11,7 @@ from deeplink.solver.estimates.rates import Measurement
 from deeplink.solver.estimates.roofline import Chip, Fractions
 from deeplink.solver.exact.highs import Effort
 from deeplink.solver.exact.problem import Objective, Role
+from deeplink.solver.kinds import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Inventory:
 
     `tp` are the group sizes to consider; `dtype` and `layout` are those of the engines' KV cache, and `contract` an
     engine's statement where one is at hand, which then decides what can be handed over. `utilisation` is the part of
-    a chip's memory that weights and cache may take; `pace` multiplies all times.
+    a chip's memory that weights and cache may take; `pace` multiplies all times. `engine` is the kind of all of its
+    engines. A `processor`'s memory is the host's.
     """
 
     name: str
@@ -46,8 +48,9 @@ class Inventory:
     casts: tuple[str, ...]
     utilisation: float
     fractions: Fractions
-    engine: str
+    engine: Kind
     pace: float = 1.0
+    processor: bool = False
     current: tuple[tuple[Role, int, int], ...] = ()
     contract: Contract | None = None
     start: Start = field(default_factory=Start)

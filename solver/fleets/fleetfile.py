@@ -17,11 +17,12 @@ from deeplink.kvconnector.contracts import contract as contracts
 from deeplink.kvconnector.layouts.catalogue import LAYOUTS
 from deeplink.kvconnector.layouts.layout import ELEMENTS
 from deeplink.plugins import load_plugins
+from deeplink.solver import kinds
 from deeplink.solver.estimates import aiconfigurator, catalogue, importers, model, table, vidur
 from deeplink.solver.estimates.rates import Measurement
 from deeplink.solver.estimates.roofline import Chip, Fractions
 from deeplink.solver.exact.highs import Effort
-from deeplink.solver.fleets import spanning, trace
+from deeplink.solver.fleets import served, spanning, trace
 from deeplink.solver.fleets.configure import rates_of
 from deeplink.solver.fleets.fleet import (
     Bucket,
@@ -147,8 +148,15 @@ class _Reader:
             verify=verify if file.solve.verify else (),
         )
         for index, pool in enumerate(pools):
+            self._require_possible(fleet, index, pool)
             self._require_measured(fleet, index, pool)
         return fleet
+
+    def _require_possible(self, fleet: Fleet, index: int, pool: Inventory) -> None:
+        profile = kinds.profile_of(pool.chip.name, pool.start.profile, load_plugins().chips.items)
+        found = served.objection(pool, fleet.model, profile)
+        if found is not None:
+            raise self.wrong(("pools", index, found.key), found.why, found.value, found.remedy)
 
     def _require_measured(self, fleet: Fleet, index: int, pool: Inventory) -> None:
         for size in pool.tp:
@@ -256,6 +264,8 @@ class _Reader:
                     str(list(sizes)),
                     "use sizes each of which divides the next",
                 )
+        profile = kinds.profile_of(chip.name, profiles.get(section.chip, ""), load_plugins().chips.items)
+        layout = section.layout or kinds.LAYOUTS[section.engine]
         dtype = section.kv_dtype or shape.element
         if dtype not in ELEMENTS:
             raise self.wrong((*place, "kv_dtype"), "not an element type", dtype, f"one of {', '.join(ELEMENTS)}")
@@ -269,11 +279,12 @@ class _Reader:
             roles=section.roles,
             tp=sizes,
             dtype=dtype,
-            layout=LAYOUTS.get(section.layout, section.layout),
+            layout=LAYOUTS.get(layout, layout),
             casts=section.casts,
             utilisation=section.memory_share,
             fractions=fractions.get(section.chip) or catalogue.fractions(chip),
             engine=section.engine,
+            processor=profile is not None and profile.vendor is None,
             current=tuple((entry.role, entry.tp, entry.engines) for entry in section.current),
             contract=self._contract((*place, "contract"), section.contract),
             start=Start(
@@ -369,21 +380,35 @@ class _Reader:
     def _rates(self, sections: Iterable[RatesSection], name: str, chips: Mapping[str, Chip]) -> list[Measurement]:
         found: list[Measurement] = []
         for index, section in enumerate(sections):
-            path = self._near(section.table)
-            if section.format == "csv":
-                found += table.read(path)
-            elif section.format == "splitwise":
-                found += importers.splitwise(path)
-            elif section.chip not in chips:
-                raise self.wrong(
-                    ("rates", index, "chip"),
-                    "no pool has this chip",
-                    section.chip,
-                    f"one of {', '.join(sorted(chips))}",
-                )
-            elif section.format == "vllm-bench":
-                found += importers.vllm_bench(path, chip=section.chip, tp=section.tp, model=name)
-            else:
-                put_together = aiconfigurator.read if section.format == "aiconfigurator" else vidur.read
-                found += put_together(path, chips[section.chip], self.config, name, section.tp)
+            rows = self._table(index, section, name, chips)
+            if section.engine is None:
+                found += rows
+                continue
+            for row in rows:
+                if row.engine not in ("", section.engine):
+                    raise self.wrong(
+                        ("rates", index, "engine"),
+                        f"the table says that line {row.line} is of {row.engine}",
+                        section.engine,
+                        "leave it out, or give each engine a table of its own",
+                    )
+                found.append(replace(row, engine=section.engine))
         return found
+
+    def _table(self, index: int, section: RatesSection, name: str, chips: Mapping[str, Chip]) -> list[Measurement]:
+        path = self._near(section.table)
+        if section.format == "csv":
+            return table.read(path)
+        if section.format == "splitwise":
+            return importers.splitwise(path)
+        if section.chip not in chips:
+            raise self.wrong(
+                ("rates", index, "chip"),
+                "no pool has this chip",
+                section.chip,
+                f"one of {', '.join(sorted(chips))}",
+            )
+        if section.format == "vllm-bench":
+            return importers.vllm_bench(path, chip=section.chip, tp=section.tp, model=name)
+        put_together = aiconfigurator.read if section.format == "aiconfigurator" else vidur.read
+        return put_together(path, chips[section.chip], self.config, name, section.tp)

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deeplink.solver.kinds import Kind
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -87,13 +89,13 @@ class PoolSection(_Strict):
     roles: tuple[Literal["prefill", "decode", "both"], ...] = ("prefill", "decode", "both")
     tp: Annotated[tuple[Count, ...], Field(description="sizes of tensor-parallel groups; default: powers of two")] = ()
     kv_dtype: Annotated[str, Field(description="element type of the KV cache; default: the model's")] = ""
-    layout: Annotated[str, Field(description="the KV cache's layout, by name or as text")] = "vllm-nhd"
+    layout: Annotated[str, Field(description="the KV cache's layout, by name or as text; default: the engine's")] = ""
     casts: Annotated[tuple[str, ...], Field(description="lossy casts consented to")] = ()
     contract: Annotated[Path | None, Field(description="an engine's contract, which then decides about handoffs")] = (
         None
     )
     memory_share: Annotated[float, Field(gt=0, le=1, description="of a chip, for weights and cache")] = 0.9
-    engine: Annotated[Literal["vllm"], Field(description="which engine's commands are written")] = "vllm"
+    engine: Annotated[Kind, Field(description="which engine's commands are written")] = "vllm"
     flags: Annotated[tuple[str, ...], Field(description="further words of the engines' commands, last")] = ()
     env: Annotated[dict[str, str], Field(description="variables of the engines' environment")] = {}
     image: Annotated[str, Field(description="container image with engine and deeplink; default: one to be built")] = ""
@@ -125,6 +127,7 @@ class RatesSection(_Strict):
     format: Literal["csv", "splitwise", "vllm-bench", "aiconfigurator", "vidur"] = "csv"
     chip: Annotated[str, Field(description="which chip these are of, of the pools'; csv and splitwise say it")] = ""
     tp: Annotated[int, Field(ge=1, description="how many of them one engine had, or has")] = 1
+    engine: Annotated[Kind | None, Field(description="which engine these are of, where the table does not say")] = None
 
 
 class SolveSection(_Strict):

@@ -22,7 +22,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
             item.config.stash[LEFT_OUT].add(item.nodeid)
 
 
-OTHERS = ("test_sglang.py", "test_sglang_hicache.py", "test_lmdeploy.py")
+OTHERS = ("test_sglang.py", "test_sglang_hicache.py", "test_lmdeploy.py", "test_emitted_kinds.py")
 """The files of this folder that are about engines of another kind."""
 
 

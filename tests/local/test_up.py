@@ -17,11 +17,14 @@ from fake_openai import Script, serving
 
 from deeplink.cli import main
 from deeplink.errors import LocalError
-from deeplink.local import up
+from deeplink.local import placed, trial, up
+from deeplink.local.environment import Environment
+from deeplink.local.process import Process
 from deeplink.plugins import load_plugins
 from deeplink.solver import placement as doc
-from deeplink.solver.emit.members import members
+from deeplink.solver.emit.members import Member, members
 from deeplink.solver.fleets import fleetfile
+from deeplink.solver.kinds import KINDS, Kind
 from deeplink.solver.place import place
 from deeplink.solver.placement import Placement
 
@@ -103,8 +106,80 @@ def test_a_chip_whose_engine_is_not_installed(
         load_plugins().chips.items,
     )
     with pytest.raises(LocalError, match="no vllm is installed here") as caught:
-        up._installed("vllm", found)
+        placed._installed("vllm", found)
     assert "vllm-ascend" in caught.value.remedy
+
+
+def of_kind(placement: Placement, kind: Kind, chip: str) -> Member:
+    engine = msgspec.structs.replace(
+        placement.engines[0], chip=chip, count=1, tp=1, role="prefill", engine=kind, kv_dtype="bfloat16"
+    )
+    (found,) = members(msgspec.structs.replace(placement, engines=(engine,)), load_plugins().chips.items)
+    return found
+
+
+def process_of(placement: Placement, member: Member, folder: Path) -> Process:
+    kept: dict[Kind, Environment] = {kind: Environment(folder / kind) for kind in KINDS}
+    machine = placed.Machine("127.0.0.1", kept if member.processor else {}, folder / "packages", folder)
+    return placed.process(placement, member, machine, 8123, folder / "own.toml")
+
+
+@pytest.mark.parametrize("kind", ["sglang", "lmdeploy"])
+def test_engines_that_are_modules_run_by_the_python_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, placement: Placement, tmp_path: Path, kind: Kind
+) -> None:
+    found = of_kind(placement, kind, "NVIDIA H20")
+    variable = f"{kind.upper()}_PYTHON"
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(LocalError, match=f"no {found.title} is installed here") as caught:
+        process_of(placement, found, tmp_path)
+    assert variable in caught.value.remedy
+    monkeypatch.setenv(variable, "/opt/theirs/bin/python")
+    made = process_of(placement, found, tmp_path)
+    assert made.argv[:2] == ["/opt/theirs/bin/python", "-m"]
+    assert made.env["DEEPLINK_CONFIG"] == str(tmp_path / "own.toml")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_engines_on_processors_run_in_environments_of_their_kind(
+    placement: Placement, tmp_path: Path, kind: Kind
+) -> None:
+    made = process_of(placement, of_kind(placement, kind, "CPU, x86"), tmp_path)
+    assert made.argv[0] == str(tmp_path / kind / "bin" / ("vllm" if kind == "vllm" else "python3"))
+    assert str(tmp_path / "packages") in made.env["PYTHONPATH"].split(":")
+    assert made.url == "http://127.0.0.1:8123"
+    assert "8123" in made.argv
+
+
+def test_lmdeploy_reads_a_model_that_newer_transformers_have_written(placement: Placement, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}))
+    here = msgspec.structs.replace(placement, checkpoint=str(model))
+    made = process_of(here, of_kind(here, "lmdeploy", "CPU, x86"), tmp_path)
+    folder = Path(made.argv[made.argv.index("lmdeploy") + 1])
+    assert folder != model
+    assert json.loads((folder / "config.json").read_text())["rope_theta"] == 1e4
+
+
+def test_prompts_are_texts_where_an_engine_takes_no_token_ids(placement: Placement) -> None:
+    script = Script()
+    with serving(script) as url:
+        for kind, taken in (("sglang", list), ("lmdeploy", str)):
+            member = of_kind(placement, kind, "CPU, x86")  # type: ignore[arg-type]
+            trial.check(url, placement, (member,), 64)
+            assert isinstance(script.requests[-1]["prompt"], taken)
+    assert len(script.requests[-1]["prompt"].split()) == 64
+    begins = {trial.text(9, seed) for seed in range(16)}
+    assert len(begins) == 16
+
+
+def test_tokens_are_counted_where_their_ids_are_not_told(placement: Placement) -> None:
+    found = of_kind(placement, "lmdeploy", "CPU, x86")
+    script = Script(says_ids=False, usage=True)
+    with serving(script) as url:
+        (checked, *_) = trial.check(url, placement, (found,), 64)
+    assert checked.tokens == 8
 
 
 def test_what_is_no_placement(tmp_path: Path) -> None:
@@ -117,7 +192,7 @@ def test_what_is_no_placement(tmp_path: Path) -> None:
 
 def test_prompts_of_tokens_that_every_vocabulary_has() -> None:
     for seed in range(5):
-        ids = up.token_ids(50, seed)
+        ids = trial.token_ids(50, seed)
         assert len(ids) == 50
         assert 100 <= min(ids) <= max(ids) < 1100
-    assert len({up.token_ids(5, seed)[0] for seed in range(5)}) == 5
+    assert len({trial.token_ids(5, seed)[0] for seed in range(5)}) == 5

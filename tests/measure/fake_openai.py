@@ -18,9 +18,11 @@ class Script:
     event; `cut` streams end early; `status` and `error` go wrong otherwise."""
 
     most: int | None = 4096
+    owner: Any = None
     pause: float = 0.005
     per_event: int = 1
     says_ids: bool = True
+    usage: bool = False
     cut: bool = False
     status: int = 200
     error: str = ""
@@ -58,6 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
         served: dict[str, Any] = {"id": "served"}
         if self.script.most:
             served["max_model_len"] = self.script.most
+        if self.script.owner is not None:
+            served["owned_by"] = self.script.owner
         self._json({"data": [served]})
 
     def do_POST(self) -> None:
@@ -85,6 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._event({"error": script.error})
             if script.cut:
                 return
+        if script.usage:
+            self._event({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": body["max_tokens"]}})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, value: Any) -> None:

@@ -43,6 +43,25 @@ def test_the_table_is_one_the_solver_reads(tmp_path: Path) -> None:
     assert len({(row.requests, row.context) for row in rows if row.phase == "decode"}) == 2
 
 
+@pytest.mark.parametrize(
+    ("owner", "options", "engine"),
+    [
+        (None, (), ""),
+        ("sglang", (), "sglang"),
+        ("a gateway", (), ""),
+        (["vllm"], (), ""),
+        ("vllm", ("--engine", "sglang"), "sglang"),
+    ],
+)
+def test_the_table_says_which_engine_it_is_of(owner: Any, options: tuple[str, ...], engine: str) -> None:
+    with serving(Script(owner=owner)) as url:
+        result = run(url, "--chip", "c", "--prompts", "16", "--batches", "1", "--contexts", "20", *options)
+    assert result.exit_code == 0, result.output
+    rows = list(table.parse(result.stdout, "stdout"))
+    assert {row.engine for row in rows} == {engine}
+    assert ("engine" in result.stdout.splitlines()[0].split(",")) == bool(engine)
+
+
 def test_no_two_prompts_that_are_prefilled_begin_alike() -> None:
     script = Script()
     with serving(script) as url:

@@ -113,6 +113,8 @@ class FakeEngine:
     kind: str = "deeplink"
     declared: dict[str, Any] = field(default_factory=dict)
     well: bool = True
+    ailing: float = 0.0
+    """Seconds until it says whether it is well."""
     model: str = ""
     health_headers: list[CIMultiDict[str]] = field(default_factory=list)
     others: dict[str, Any] = field(default_factory=dict)
@@ -188,6 +190,7 @@ class FakeEngine:
 
     async def _health(self, request: web.Request) -> web.Response:
         self.health_headers.append(request.headers.copy())
+        await asyncio.sleep(self.ailing)
         return web.Response(status=200 if self.well else 503)
 
     async def _other(self, request: web.Request) -> web.StreamResponse:

@@ -25,7 +25,7 @@ from .rig import check, pair, running, until
 async def fleet(
     *engines: FakeEngine, secret: bytes = SECRET, poll: float = 60.0, patience: float = 30.0
 ) -> AsyncIterator[Fleet]:
-    entries = [{"name": e.name, "url": e.url, "control": e.control} for e in engines]
+    entries = [{"name": e.name, "url": e.url, "control": e.control, "kind": e.kind} for e in engines]
     config = configs.parse({"router": {"poll": poll}, "engines": entries}, "test")
     control = Control(secret)
     try:
@@ -93,6 +93,22 @@ def test_an_engine_that_hangs_holds_up_nobody_for_long() -> None:
             async with fleet(silent, consumer) as made:
                 assert "within 1 s" in seen(made)["p"]
             assert time.monotonic() - began < 3
+
+    check(test)
+
+
+def test_an_engine_that_computes_before_it_says_that_it_is_well_is_up() -> None:
+    """SGLang takes a second for that; and however long one takes, the others are looked at."""
+
+    async def test() -> None:
+        slow = FakeEngine("s", pair()[0].contract, kind="plain", ailing=1.3)
+        other = pair()[1]
+        async with running(slow, other), fleet(slow, other, poll=0.05) as made:
+            assert seen(made) == {"s": "", "d": ""}
+            slow.ailing = 60.0
+            await until(lambda: "within 5 s" in seen(made)["s"], 10)
+            await other.stop()
+            await until(lambda: "cannot connect" in seen(made)["d"], 1.5)
 
     check(test)
 

@@ -20,6 +20,7 @@ from deeplink.config import RouteEntry
 from deeplink.errors import ConfigError, NoEngine, Overloaded
 from deeplink.router.app import make_app
 from deeplink.router.choice import Engine, Pair, Plain, Shut, Table, choose, table
+from deeplink.router.engine import PLAIN
 from deeplink.router.parts import LISTED
 from deeplink.router.policy import Work
 from deeplink.router.routes import Routes, place
@@ -80,6 +81,14 @@ def test_longer_than_any_route_is_for_all() -> None:
 def test_a_route_of_engines_that_do_all_is_not_split() -> None:
     """Although others of these engines are there to prefill."""
     assert served(Routes([route("b", "b")]), 10, 2) == {"b": 2}
+
+
+def test_a_route_of_an_engine_that_has_nothing_of_deeplink() -> None:
+    """As placements have for engines of SGLang and LMDeploy that serve alone."""
+    everyone = table([*engines().engines, Engine("x", "http://x", "", None, "", kind=PLAIN)])
+    routes = Routes([route("x", "x", 1, 100), route("p1", "d1")])
+    assert served(routes, 100, 3, everyone) == {"x": 3}
+    assert served(routes, 101, 3, everyone) == {"p1 d1": 3}
 
 
 def test_what_cannot_be_handed_over_goes_to_who_decodes() -> None:

@@ -1,9 +1,17 @@
-"""A fleet file and what lies beside it, to change one thing in and see what happens."""
+"""A fleet file and what lies beside it, to change one thing in and see what happens; and engines of every kind."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+
+import msgspec
+
+from deeplink.solver.exact.problem import Role
+from deeplink.solver.kinds import DEFAULT, KINDS
+from deeplink.solver.placement import VERSION, Placement
+
+ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -63,3 +71,25 @@ def write(folder: Path, text: str = FLEET) -> Path:
     path = folder / "fleet.toml"
     path.write_text(text)
     return path
+
+
+def of_kinds(placement: Placement, chips: tuple[str, ...] = ("NVIDIA H20",), count: int = 1) -> Placement:
+    """With engines of every kind in every role on each of the chips; in groups of two where they serve alone."""
+    made = [
+        msgspec.structs.replace(
+            placement.engines[0],
+            name=f"{kind}/{role} {index}",
+            pool=f"{kind} {index}",
+            chip=chip,
+            engine=msgspec.UNSET if kind == DEFAULT else kind,
+            role=role,
+            count=count,
+            tp=2 if role == "both" else 1,
+            max_num_seqs=0 if role == "prefill" else 37,
+            max_num_batched_tokens=700 if role == "both" else 0,
+        )
+        for kind in KINDS
+        for role in ROLES
+        for index, chip in enumerate(chips)
+    ]
+    return msgspec.structs.replace(placement, version=VERSION, engines=tuple(made), routes=())

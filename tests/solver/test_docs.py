@@ -45,7 +45,8 @@ def test_every_key() -> None:
 
 def test_every_column() -> None:
     text = section("Where times come from")
-    assert [name for name in first_column(text) if name in table.COLUMNS] == list(table.COLUMNS)
+    columns = table.COLUMNS + table.OPTIONAL
+    assert [name for name in first_column(text) if name in columns] == list(columns)
 
 
 def test_every_field_it_names_is_one() -> None:
@@ -59,6 +60,15 @@ def test_the_example_is_one(tmp_path: Path) -> None:
     fleet = fleetfile.load(write(tmp_path, text))
     assert CONFIG["num_hidden_layers"] == fleet.model.layers
     assert [pool.name for pool in fleet.pools] == ["hopper", "h20"]
+
+
+def test_the_pool_of_another_engine_is_one(tmp_path: Path) -> None:
+    from described import FLEET, write
+
+    text = PAGE.read_text().split("### Which engine")[1].split("```toml\n")[1].split("```")[0]
+    found = place(fleetfile.load(write(tmp_path, FLEET + text)))
+    assert [line for line in found.skipped if line.startswith("c550: ") and "host memory" in line]
+    assert not [refused for refused in found.skipped if refused.startswith("h")]
 
 
 def test_what_the_cluster_is_said_to_get_is_what_it_gets(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_pool_of_a_chip_of_ones_own_may_name_a_profile(tmp_path: Path) -> None
     text = FLEET.replace('chip = "NVIDIA H20"', 'chip = "mine"')
     found = place(fleetfile.load(write(tmp_path, text + chip + 'profile = "ascend-910b"\n')))
     of_mine = [member for member in all_members(found) if member.engine.pool == "h20"]
-    assert {member.kind for member in of_mine} == {"ascend-910b"}
+    assert {member.chip_label for member in of_mine} == {"ascend-910b"}
     with pytest.raises(Exception, match="no chip's profile has this name"):
         fleetfile.load(write(tmp_path, text + chip + 'profile = "ascend"\n'))
 
@@ -217,7 +217,7 @@ def test_kubernetes_pods_ask_for_their_chips(every_chip: Placement) -> None:
     asked = {}
     for member in all_members(every_chip):
         pod = pods[member.label]
-        assert pod["nodeSelector"] == {"deeplink/chip": member.kind}
+        assert pod["nodeSelector"] == {"deeplink/chip": member.chip_label}
         asked[member.engine.chip] = pod["containers"][0].get("resources", {}).get("limits", {})
         assert pod["containers"][0]["args"][:2] == ["vllm", "serve"]
     assert asked["NVIDIA H20"] == {"nvidia.com/gpu": "2"}
@@ -345,4 +345,4 @@ def test_placements_are_json_or_toml(placement: Placement, tmp_path: Path) -> No
 def test_the_profiles_of_plugins_count(placement: Placement) -> None:
     assert set(KNOWN) <= set(load_plugins().chips.items)
     own = {"own": replace(KNOWN["nvidia-h20"], name="own", title=placement.engines[0].chip)}
-    assert members(placement, own)[0].kind == "own"
+    assert members(placement, own)[0].chip_label == "own"

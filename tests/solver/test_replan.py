@@ -91,6 +91,15 @@ def test_the_placement_of_another_fleet(solved: tuple[Fleet, Placement]) -> None
         replan(replace(fleet, pools=fleet.pools[:1], connections=()), placement, Observed({BUCKET: 14.0}))
 
 
+def test_engines_of_another_kind_are_others(solved: tuple[Fleet, Placement]) -> None:
+    fleet, placement = solved
+    used = {engine.pool for engine in placement.engines}
+    pools = tuple(replace(pool, engine="sglang") if pool.name in used else pool for pool in fleet.pools)
+    with pytest.raises(SolverError, match="not of this fleet") as caught:
+        replan(replace(fleet, pools=pools), placement, Observed({}))
+    assert (caught.value.ours, caught.value.theirs) == ("sglang", "vllm")
+
+
 def test_some_chips_gone(solved: tuple[Fleet, Placement]) -> None:
     found = replan(*solved, Observed({BUCKET: 6.0}, lost={"h20": 2}))
     assert found.step in ("roles", "engines")

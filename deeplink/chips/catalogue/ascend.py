@@ -31,6 +31,7 @@ _SGLANG = Served(
     ("sglang-ascend", "sglang-ascend-mla"),
     (128, 64),
     HALVES,
+    image=Named("quay.io/ascend/sglang", of.SGLANG_DOCS),
 )
 _LMDEPLOY = Served(
     "LMDeploy",

@@ -48,8 +48,18 @@ SERVED = (
         ("sglang-nhd", "sglang-hnd", "sglang-mla"),
         (1, 16, 64, 128),
         (*HALVES, *FLOAT8),
+        image=Named("lmsysorg/sglang", of.SGLANG_DOCS),
     ),
-    Served("LMDeploy", "", "`pip install lmdeploy`", of.LMDEPLOY, ("lmdeploy-cuda",), (64, 16, 32, 128), HALVES),
+    Served(
+        "LMDeploy",
+        "",
+        "`pip install lmdeploy`",
+        of.LMDEPLOY,
+        ("lmdeploy-cuda",),
+        (64, 16, 32, 128),
+        HALVES,
+        image=Named("openmmlab/lmdeploy", of.LMDEPLOY_DOCS),
+    ),
 )
 
 

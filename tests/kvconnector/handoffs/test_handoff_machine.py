@@ -405,11 +405,11 @@ class Handoffs(RuleBasedStateMachine):
                 cut(endpoint._listener)
             if what in ("link", "both"):
                 self.cut_link(at)
-            if what == "abort":
-                endpoint.producer.abort(handoff.ticket.handoff)
-            if what == "abort all":
-                for name in list(self.all):
-                    endpoint.producer.abort(name)
+            if what in ("abort", "abort all"):
+                # One that is not open would be given up for this rank alone, which no engine does.
+                for name, other in list(self.all.items()):
+                    if other.opened is not None and (other is handoff or what == "abort all"):
+                        endpoint.producer.abort(name)
             if what == "cancel":
                 self.consumers[at].endpoints[0].consumer.cancel(handoff.ticket.handoff)
             if endpoint._outgoing.used == 0:
