@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from deeplink.local.environment import Environment
 from deeplink.local.process import Process
 
 _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+REMEMBERED = 1000
 
 # Eager mode, so nothing here compiles; the rest keeps an engine from looking outside.
 QUIET = {
@@ -107,11 +109,15 @@ def cores(count: int) -> list[int | None]:
     return list(usable[:count]) if len(usable) >= count else [None] * count
 
 
+_given: deque[int] = deque(maxlen=REMEMBERED)
+
+
 def free_ports(count: int) -> list[int]:
     """Ports that are free now, each with its control port.
 
     They lie below those the kernel hands out by itself: an engine takes half a minute to bind its port, and by then any
-    connection of this machine may have been given one of the others.
+    connection of this machine may have been given one of the others. For the same reason none is given twice by this
+    process, as a port or as the control port of another, before REMEMBERED others have been.
     """
     lowest = int(_LOCAL_PORTS.read_text().split()[0]) if _LOCAL_PORTS.exists() else 32768
     candidates = range(10000, max(lowest - CONTROL_OFFSET, 12000))
@@ -121,10 +127,13 @@ def free_ports(count: int) -> list[int]:
         for port in random.SystemRandom().sample(candidates, min(len(candidates), 50 * count)):
             if len(found) == count:
                 break
+            if port in _given or control_port(port) in _given:
+                continue
             pair = [sock for sock in (_bind(port), _bind(control_port(port))) if sock is not None]
             held += pair
             if len(pair) == 2:
                 found.append(port)
+                _given.extend((port, control_port(port)))
     finally:
         for sock in held:
             sock.close()

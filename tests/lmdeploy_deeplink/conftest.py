@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from programs import HERE, say, variables
+from small import environ, python_with
 
 from deeplink.local import environment, overlay
-from deeplink.local.environment import Environment
+from deeplink.local.environment import Environment, Lock
 
 Program = Callable[..., Any]
+RAY = Lock(
+    name="ray-2.60.0",
+    file=HERE / "ray-2.60.0.lock",
+    pythons=environment.LMDEPLOY_CPU.pythons,
+    imports=(),  # the rest of what it needs is LMDeploy's
+)
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +72,22 @@ def small_model(in_lmdeploy: Program, tmp_path_factory: pytest.TempPathFactory) 
     target = tmp_path_factory.mktemp("models") / "small"
     in_lmdeploy("make_models.py", target, "0")
     return target
+
+
+@pytest.fixture(scope="session")
+def with_ray(lmdeploy: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has LMDeploy and Ray, of an environment that is thrown away."""
+    return python_with(tmp_path_factory.mktemp("with-ray"), lmdeploy, environment.ensure(RAY, say))
+
+
+@pytest.fixture
+def workers_know(with_ray: Path) -> Iterator[None]:
+    """Ray's workers of that Python know deeplink."""
+
+    def command(word: str) -> None:
+        words = [with_ray, "-m", "deeplink.cli", "serve", "workers", word]
+        subprocess.run(words, check=True, timeout=60, env=environ())
+
+    command("enable")
+    yield
+    command("disable")

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmdeploy_deeplink import engine
 
@@ -80,6 +80,7 @@ class Side:
             role=EngineRole[role],
             migration_backend=MigrationBackend["deeplink"],
             max_prefill_token_num=256,
+            tp=1,
             language_model_only=False,
         )
         strategy = ARSequenceStrategy()
@@ -173,17 +174,23 @@ class Side:
         return Response(ResponseType.INTERNAL_ENGINE_ERROR, 0, asyncio.Event(), None, None)
 
 
+class Stated(NamedTuple):
+    role: str
+
+    def contract(
+        self, group: Any, place: Any, epoch: str, channel: str, transports: Any, casts: tuple[str, ...]
+    ) -> Contract:
+        rank = Rank(0, 0, 0, (group.heads,), (0, 3), channel, transports)
+        model = Model("LlamaForCausalLM", 3, 100, "{}", "none", "w")
+        return Contract("lmdeploy", "0", "cpu", self.role, epoch, model, (group.spec,), (rank,), casts)
+
+
 def without_engines() -> None:
     """What `adapter` reads of an engine is what the side has."""
-
-    def contract(made: Any, group: Any, model: Any, epoch: str, channel: str, transports: Any, casts: Any) -> Contract:
-        rank = Rank(0, 0, 0, (group.heads,), (0, 3), channel, transports)
-        return Contract("lmdeploy", "0", "cpu", made.role, epoch, model, (group.spec,), (rank,), casts)
-
     adapter.check_supported = lambda _: None
     adapter.read_group = lambda made, _: made.side.group
-    adapter.read_model = lambda *_: Model("LlamaForCausalLM", 3, 100, "{}", "none", "w")
-    adapter.make_contract = contract
+    adapter.read_model = lambda *_: None
+    adapter.stated = lambda made, _: Stated(made.role)
 
 
 def connect(prefill: Side, decode: Side) -> None:
@@ -195,7 +202,7 @@ def connect(prefill: Side, decode: Side) -> None:
 
 def ticket(prefill: Side, decode: Side) -> str:
     """As deeplink's router makes it."""
-    ours, theirs = (side.engine.engine_conn.exchange._endpoint.contract for side in (prefill, decode))
+    ours, theirs = (side.engine.engine_conn.exchange._part.contract for side in (prefill, decode))
     agreement = negotiate(ours, theirs)
     assert isinstance(agreement, Agreement), agreement
     return tickets.mint(tickets.issue(tickets.new_handoff(), ours, theirs, agreement, 30_000), secret.load())
@@ -285,11 +292,22 @@ async def drive() -> dict[str, Any]:
     session, answer = decode.ask(8, migration_request=carried("consume", "x"))
     found["forged"] = answer.type == ResponseType.INTERNAL_ENGINE_ERROR and answer.event.is_set()
     decode.end(session)
+    # It has ended, and its cache is not staged yet, when it is stopped.
+    exchange = prefill.engine.engine_conn.exchange
+    settled, exchange.settled = exchange.settled, lambda _: False
+    session, _ = prefill.ask(1, with_cache=True, preserve_cache=True)
+    prefill.computed()
+    for how in ("end", "stop"):
+        prefill.end(session, how)
+    exchange.settled = settled
+    await asyncio.sleep(0.1)
     found["held"] = [first, [prefill.free, decode.free]]
     try:
         BaseModelAgent.update_params(None, None)
     except AttributeError:  # LMDeploy's own, after ours, of an agent that is none
-        found["closed"] = [one.engine.engine_conn.exchange._endpoint._listener._closed for one in (prefill, decode)]
+        found["closed"] = [
+            one.engine.engine_conn.exchange._part.endpoint._listener._closed for one in (prefill, decode)
+        ]
     return found
 
 

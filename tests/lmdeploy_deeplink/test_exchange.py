@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from fake_cache import Fake, FakeStated
 from loopback import SECRET
-from world import Shape, read
+from world import read
 
 from deeplink.config import VARIABLE
 from deeplink.errors import ConfigError, DeadlineExceeded, HandoffError, LayoutError, ProtocolError, Refused
 from deeplink.kvconnector.caches.group import Group
-from deeplink.kvconnector.contracts.contract import CacheGroup, Contract, Model, Rank
 from deeplink.kvconnector.contracts.negotiate import Agreement, negotiate
 from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.handoffs.first_token import FirstToken
@@ -26,26 +25,9 @@ from lmdeploy_deeplink.migration import adapter, exchange
 from lmdeploy_deeplink.migration.exchange import Exchange
 from lmdeploy_deeplink.migration.requests import Admitted
 
-LAYOUT = "block (k: token head dim | v: token head dim)"
 SECONDS = 30.0
 PROMPT = list(range(50))
 PEER = "http://127.0.0.1:1"
-
-
-@dataclass
-class Fake:
-    """What `adapter` reads of an engine, without an engine."""
-
-    role: str
-    block_size: int
-    weights: str = "w"
-    layers: int = 3
-
-    def group(self) -> Group:
-        spec = CacheGroup("full", tuple(range(self.layers)), 2, 32, "bfloat16", self.block_size, LAYOUT)
-        rank = Rank(0, 0, 0, ((0, 2),), (0, self.layers), "", {})
-        (group,) = Shape((spec,), blocks=24).hold(rank, 1 if self.role == "prefill" else 2)
-        return group
 
 
 @pytest.fixture
@@ -53,20 +35,10 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[.
     groups: dict[int, Group] = {}
     started: list[Exchange] = []
 
-    def contract(
-        engine: Fake, group: Group, model: Model, epoch: str, channel: str, transports: dict[str, str], casts: Any
-    ) -> Contract:
-        rank = Rank(0, 0, 0, (group.heads,), (0, engine.layers), channel, transports)
-        return Contract("lmdeploy", "0", "cpu", engine.role, epoch, model, (group.spec,), (rank,), casts)
-
     monkeypatch.setattr(adapter, "check_supported", lambda _: None)
     monkeypatch.setattr(adapter, "read_group", lambda engine, _: groups.setdefault(id(engine), engine.group()))
-    monkeypatch.setattr(
-        adapter,
-        "read_model",
-        lambda engine, _: Model("LlamaForCausalLM", engine.layers, 100, "{}", "none", engine.weights),
-    )
-    monkeypatch.setattr(adapter, "make_contract", contract)
+    monkeypatch.setattr(adapter, "read_model", lambda engine, _: engine.model())
+    monkeypatch.setattr(adapter, "stated", lambda engine, model: FakeStated(engine.role, model))
     monkeypatch.setattr(exchange.shared, "load", lambda _: SECRET)
 
     def start(fake: Fake, seconds: float = SECONDS, staging: int = 4 << 20) -> Exchange:
@@ -84,7 +56,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[.
 
 
 def held(one: Exchange) -> tuple[int, int, int]:
-    endpoint = one._endpoint
+    endpoint = one._part.endpoint
     return endpoint._outgoing.used, endpoint._incoming.used, endpoint._ledger.open
 
 
@@ -326,7 +298,7 @@ def test_with_other_weights_nothing_is_handed_over(make: Callable[..., Exchange]
     """The contract is of those that an engine was started with."""
     prefill, decode = pair(make, seconds=2)
     number = offer(prefill, PROMPT, [], [1, 2, 3, 4])
-    (prefill if side == "prefill" else decode).weights_changed()
+    (prefill if side == "prefill" else decode)._part.end("other weights")
     with pytest.raises(HandoffError):
         asyncio.run(load(decode, 1, PEER, [number], PROMPT, [], [5]))
     quiet(prefill, decode)
@@ -356,7 +328,7 @@ def test_without_a_time_other_routers_are_refused(make: Callable[..., Exchange])
 
 def ticket(prefill: Exchange, decode: Exchange, milliseconds: int = 30_000) -> str:
     """As deeplink's router makes it."""
-    ours, theirs = prefill._endpoint.contract, decode._endpoint.contract
+    ours, theirs = prefill._part.contract, decode._part.contract
     agreement = negotiate(ours, theirs)
     assert isinstance(agreement, Agreement)
     return tickets.mint(tickets.issue(tickets.new_handoff(), ours, theirs, agreement, milliseconds), SECRET)
@@ -395,7 +367,7 @@ def test_a_request_that_leaves_before_its_prompt_is_computed(make: Callable[...,
         asyncio.run(asyncio.wait_for(decode.load(1, decode.admit("consume", text), PROMPT, [], [5]), 10))
     other = decode.admit("consume", ticket(prefill, decode))
     decode.abandon(other)
-    record = decode._endpoint.record(other.handoff)
+    record = decode._part.endpoint.record(other.handoff)
     assert record is not None
     assert record.state == "failed"
     quiet(prefill, decode)

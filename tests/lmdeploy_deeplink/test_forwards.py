@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from deeplink.errors import DeadlineExceeded
-from lmdeploy_deeplink.migration.forwards import Forwards
+from lmdeploy_deeplink.migration import loop_v0_18
+from lmdeploy_deeplink.migration.forwards import Forwards, SpreadForwards
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -79,3 +81,35 @@ def test_a_model_that_is_stuck() -> None:
         run(forwards.passed(0.05))
     forwards.end()
     run(forwards.passed(0))
+
+
+def test_what_an_engine_sends_its_workers_counts_from_then_on() -> None:
+    """Also while the forward before keeps it from being sent: what is in it does not change any more."""
+
+    class Workers:
+        asked: list[tuple[Any, ...]]
+
+        def __init__(self) -> None:
+            self.asked = []
+
+        def call(self, *asked: Any) -> list[Any]:
+            self.asked.append(asked)
+            return []
+
+    async def send() -> None:
+        workers, gate = Workers(), asyncio.Event()
+
+        async def forward(_: Any) -> None:
+            await gate.wait()
+
+        executor = SimpleNamespace(forward_async=forward)
+        forwards = SpreadForwards(workers)  # type: ignore[arg-type]
+        loop_v0_18.count_sent(executor, forwards)
+        sending = asyncio.create_task(executor.forward_async("inputs"))
+        await asyncio.sleep(0)
+        await forwards.passed(5)
+        gate.set()
+        await sending
+        assert workers.asked == [("passed", 1, 5)]
+
+    run(send())

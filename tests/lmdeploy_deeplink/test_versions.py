@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 from deeplink.cli import main
 from deeplink.errors import PluginError
 from deeplink.local.environment import LMDEPLOY_CPU
-from lmdeploy_deeplink.engine import versions
+from lmdeploy_deeplink.engine import v0_18, versions
 
 ENGINE = Path(versions.__file__).parent
 
@@ -65,3 +66,11 @@ def test_only_modules_of_a_release_change_it() -> None:
                     path.stem, set()
                 )
                 assert roots <= allowed, (path.name, ast.unparse(node))
+
+
+@pytest.mark.parametrize("field", ["dp", "ep"])
+def test_replicas_and_spread_experts_on_cpus_are_refused(field: str) -> None:
+    v0_18._check_parts(SimpleNamespace(dp=1, ep=1, tp=2))
+    with pytest.raises(PluginError, match="each has its part") as caught:
+        v0_18._check_parts(SimpleNamespace(**{"dp": 1, "ep": 1, field: 2}))
+    assert (caught.value.field, caught.value.theirs) == (field, "2")

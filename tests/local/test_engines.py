@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 from pathlib import Path
 
 import pytest
 
-from deeplink.config import control_port
+from deeplink.config import CONTROL_OFFSET, control_port
 from deeplink.errors import LocalError
 from deeplink.local import engines
 from deeplink.local.engines import Engine
@@ -54,6 +55,19 @@ def test_free_ports_come_with_free_control_ports() -> None:
     for port in ports:
         for number in (port, control_port(port)):
             engines.require_free(number)
+
+
+def test_a_port_that_was_given_is_not_given_again_before_its_engine_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is its control port. An engine takes half a minute to bind them, and another is prepared meanwhile."""
+    (low,) = engines.free_ports(1)
+    chosen = [low, low - CONTROL_OFFSET, low + CONTROL_OFFSET]
+
+    class Dice:
+        def sample(self, candidates: range, count: int) -> list[int]:
+            return [*chosen, *random.sample(candidates, count)]
+
+    monkeypatch.setattr(random, "SystemRandom", Dice)
+    assert not set(chosen) & set(engines.free_ports(2))
 
 
 def test_a_port_in_use_is_refused_by_number() -> None:

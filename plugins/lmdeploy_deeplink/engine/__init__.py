@@ -8,6 +8,7 @@ LMDeploy has no entry points, so its own code is changed in memory, in every pro
     device_v0_16  what is changed for a device, alike in all of these
     layers     the engine's layers out of a vendor's operators; ops_v0_18 and ops_v0_16, how LMDeploy asks for them
     ray_v0_18  an engine on the CPU in several processes of Ray's
+    mp_v0_18   an engine on the CPU in several processes of LMDeploy's
     workers    the file by which those learn of deeplink; waiting is what it has them do
     cpu        torch's CUDA interface on a host without CUDA, which an engine on a CPU calls
     launch     LMDeploy's command line with all that; a module to be run

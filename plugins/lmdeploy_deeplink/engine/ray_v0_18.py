@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,9 @@ def install() -> None:
     import lmdeploy.pytorch.envs as envs
     import lmdeploy.pytorch.ray as clusters
 
-    # Of a cluster that is there already, workers have not this process's environment.
+    # Of a cluster that is there already, workers have not this process's environment. What deeplink reads of it they
+    # read, too: where each of them hands over its part of the cache, they have to be as this process is.
+    envs._ENVS |= {name: value for name, value in os.environ.items() if name.startswith("DEEPLINK_")}
     envs._ENVS[waiting.VARIABLE] = CPU
     clusters.get_device_str = executors.get_device_str = _named(clusters.get_device_str)
     clusters.init_ray_cluster = _started(clusters.init_ray_cluster)

@@ -1,5 +1,5 @@
-"""LMDeploy 0.18 with what is changed in memory: for a device (`device_v0_16`, `ray_v0_18`), and for migrations
-(`lmdeploy_deeplink.migration.v0_18`). Nothing else touches LMDeploy's own names.
+"""LMDeploy 0.18 with what is changed in memory: for a device (`device_v0_16`, `ray_v0_18`, `mp_v0_18`), and for
+migrations (`lmdeploy_deeplink.migration.v0_18`). Nothing else touches LMDeploy's own names.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from lmdeploy_deeplink.engine.platform import CPU
 def install(device: str) -> None:
     """For one process; a second call changes nothing. To be called before LMDeploy is used."""
     if device_v0_16.install(device, _cpu_backend, _spread):
+        if device == CPU:
+            from lmdeploy_deeplink.engine import mp_v0_18
+
+            mp_v0_18.install()
         from lmdeploy_deeplink.migration import v0_18
 
         v0_18.install()
@@ -24,30 +28,27 @@ def install(device: str) -> None:
 def _spread(size: int, built_from: Mapping[str, Any]) -> None:
     import lmdeploy.pytorch.engine.engine as engines
 
+    parts = built_from["dist_config"]
+    _check_parts(parts)
     chosen = built_from.get("distributed_executor_backend") or engines.get_distributed_executor_backend(
-        size, built_from["dist_config"].dp, CPU
+        size, parts.dp, CPU
     )
-    _check_spread(chosen, built_from["cache_config"].max_batches)
-    from lmdeploy_deeplink.engine import ray_v0_18
+    if chosen == "ray":
+        from lmdeploy_deeplink.engine import ray_v0_18
 
-    ray_v0_18.install()
+        ray_v0_18.install()
 
 
-def _check_spread(chosen: str, batch: int) -> None:
-    if chosen != "ray":
-        raise PluginError(
-            "of requests that run together, LMDeploy's own worker processes answer only some",
-            field="distributed-executor-backend",
-            ours="ray",
-            theirs=chosen,
-        )
-    if batch > 1:
-        raise PluginError(
-            "an engine of several processes on CPUs was tested with one request at a time",
-            field="max-batch-size",
-            ours="1",
-            theirs=str(batch),
-        )
+def _check_parts(parts: Any) -> None:
+    for field in ("dp", "ep"):
+        if (found := getattr(parts, field)) != 1:
+            raise PluginError(
+                "an engine on CPUs was tested in several processes only where each has its part of every layer",
+                field=field,
+                ours="1",
+                theirs=str(found),
+                remedy="spread it by --tp alone",
+            )
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +29,56 @@ DTYPES = ("bfloat16", "float16")
 ROLES = {"Prefill": "prefill", "Decode": "decode"}
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A process among the `size` that an engine is spread over, each with as many heads of every layer."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What all processes of an engine state alike."""
+
+    chip: str
+    role: str
+    model: Model
+
+    def contract(
+        self,
+        group: Group,
+        place: Place,
+        epoch: str,
+        channel: str,
+        transports: dict[str, str],
+        casts: tuple[str, ...],
+    ) -> Contract:
+        from lmdeploy import __version__
+
+        rank = Rank(place.rank, 0, 0, (group.heads,), (0, len(group.layers)), channel, transports)
+        return Contract(
+            engine="lmdeploy",
+            engine_version=__version__,
+            chip=self.chip,
+            role=self.role,
+            epoch=epoch,
+            model=self.model,
+            groups=(group.spec,),
+            ranks=(rank,),
+            casts=casts,
+        )
+
+
 def check_supported(engine: Any) -> None:
     """Refuse at start-up, by the name of the setting, what this release cannot hand over."""
     config = engine.engine_config
     for field, value, needed in (
         ("role", config.role.name, tuple(ROLES)),
-        ("tp", config.tp, (1,)),
         ("dp", config.dp, (1,)),
+        ("ep", config.ep, (1,)),
+        # Of heads that several processes hold alike LMDeploy counts each.
+        ("num_replicate_key_value_heads", engine.model_config.num_replicate_key_value_heads, (1,)),
         ("quant-policy", int(config.quant_policy), (0,)),
         ("enable-prefix-caching", bool(config.enable_prefix_caching), (False,)),
         ("kernel-block-size", engine.cache_config.kernel_block_size, (engine.cache_config.block_size,)),
@@ -50,8 +94,14 @@ def check_supported(engine: Any) -> None:
 
 
 def read_group(engine: Any, known: Registry[str]) -> Group:
-    """The cache with its arrays, from the live tensors, proven. Raises LayoutError for anything else."""
+    """The cache of an engine of one process; see `read_part`."""
     held = engine.executor.model_agent.cache_engine
+    return read_part(held, engine.model_config.num_key_value_heads, Place(), known)
+
+
+def read_part(held: Any, total: int, place: Place, known: Registry[str]) -> Group:
+    """A process's part of the cache with its arrays, from the live tensors of LMDeploy's cache engine `held`, proven.
+    There are `total` heads in all processes. Raises LayoutError for anything else."""
     pools = held.gpu_allocation.pools
     if len(pools) != 1 or pools[0].entry_axis != 1:
         raise LayoutError(
@@ -77,16 +127,21 @@ def read_group(engine: Any, known: Registry[str]) -> Group:
             theirs=str(tuple(pool.shape)),
             remedy="blocks that are padded are not read by this release",
         )
-    total = engine.model_config.num_key_value_heads
-    if heads != total:
-        raise LayoutError(f"a cache of {heads} heads, of a model with {total}", field="heads", ours=str(total))
+    if heads * place.size != total:
+        raise LayoutError(
+            f"a cache of {heads} heads in each of {place.size} processes, of a model with {total}",
+            field="heads",
+            ours=str(total),
+            theirs=str(heads * place.size),
+        )
     text = known.get(PACKED)
     bound = Layout.parse(text).bind(heads=heads, head_dim=dim, block_size=block_size, blocks=blocks)
     layers = tuple(range(len(keys)))
     arrays = tuple(pool[layer].view(-1).numpy().view(storage_dtype(dtype)) for layer in layers)
     cache = Cache(arrays, bound)
     _prove(cache, keys, values)
-    return Group(CacheGroup(FULL, layers, total, dim, dtype, block_size, text), layers, (0, heads), cache)
+    mine = (place.rank * heads, (place.rank + 1) * heads)
+    return Group(CacheGroup(FULL, layers, total, dim, dtype, block_size, text), layers, mine, cache)
 
 
 def _prove(cache: Cache, keys: list[Tensor], values: list[Tensor]) -> None:
@@ -125,27 +180,6 @@ def blocks(engine: Any) -> Blocks:
     return Blocks(total, total - int(held.get_num_free_gpu_blocks()))
 
 
-def make_contract(
-    engine: Any,
-    group: Group,
-    model: Model,
-    epoch: str,
-    channel: str,
-    transports: dict[str, str],
-    casts: tuple[str, ...],
-) -> Contract:
-    from lmdeploy import __version__
-
+def stated(engine: Any, model: Model) -> Stated:
     config = engine.engine_config
-    rank = Rank(0, 0, 0, (group.heads,), (0, len(group.layers)), channel, transports)
-    return Contract(
-        engine="lmdeploy",
-        engine_version=__version__,
-        chip=config.device_type,
-        role=ROLES[config.role.name],
-        epoch=epoch,
-        model=model,
-        groups=(group.spec,),
-        ranks=(rank,),
-        casts=casts,
-    )
+    return Stated(config.device_type, ROLES[config.role.name], model)

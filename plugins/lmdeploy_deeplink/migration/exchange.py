@@ -7,7 +7,8 @@
 | load | the engine's loop, for a request whose cache comes from elsewhere | decode |
 | leave | before a request's blocks are freed | decode |
 
-All of it runs on the thread of the engine's loop. `foreign` makes the tickets of what LMDeploy's own router pairs.
+All of it runs on the thread of the engine's loop. Where the cache is, in this process (`part`) or in others (`spread`),
+is the same to it. `foreign` makes the tickets of what LMDeploy's own router pairs.
 """
 
 from __future__ import annotations
@@ -17,99 +18,88 @@ import itertools
 import logging
 import os
 import secrets
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from deeplink import config as configuration
 from deeplink import secret as shared
 from deeplink.errors import Aborted, DeadlineExceeded, DeeplinkError, TicketRefused
-from deeplink.kvconnector import configured
 from deeplink.kvconnector.contracts import contract as co
 from deeplink.kvconnector.contracts.prompt import prompt_digest
-from deeplink.kvconnector.contracts.weights import OTHERS_LOADED
 from deeplink.kvconnector.control import Blocks, Control
 from deeplink.kvconnector.handoffs import ticket as tickets
 from deeplink.kvconnector.handoffs.first_token import FirstToken
-from deeplink.kvconnector.handoffs.order import Order, Outcome
+from deeplink.kvconnector.handoffs.order import Order
 from deeplink.kvconnector.handoffs.ticket import Ticket
-from deeplink.kvconnector.relayout import compiled
 from deeplink.kvconnector.wires.tls import Tls
-from deeplink.plugins import load_plugins
 from lmdeploy_deeplink.migration import adapter
+from lmdeploy_deeplink.migration.adapter import Place, Stated
 from lmdeploy_deeplink.migration.foreign import Foreign
+from lmdeploy_deeplink.migration.part import Part
 from lmdeploy_deeplink.migration.passage import PORT, PRODUCE
+from lmdeploy_deeplink.migration.spread import Spread
 
-LOOK = 0.005
-"""Seconds between two looks at what has ended."""
 GRACE = 5.0
 """Seconds beyond a handoff's time after which a load that has not been heard of counts as failed."""
 
 log = logging.getLogger("lmdeploy.deeplink")
 
 
-_started: weakref.WeakSet[Exchange] = weakref.WeakSet()
-
-
-def weights_changed() -> None:
-    """Other weights are about to be loaded into this process. Any thread."""
-    for exchange in list(_started):
-        exchange.weights_changed()
-
-
 class Exchange:
-    """Reads the cache, proves its layout and listens from the moment it is made. Raises what keeps it from that."""
+    """Reads the cache, proves its layout and listens from the moment it is made. Raises what keeps it from that.
 
-    def __init__(self, engine: Any, folder: str) -> None:
+    `spread` does so in the engine's other processes, of what they state and the epoch, where those have the cache.
+    """
+
+    def __init__(self, engine: Any, folder: str, spread: Callable[[Stated, str], Spread] | None = None) -> None:
         loaded = configuration.load(None)
         settings = loaded.kv
         adapter.check_supported(engine)
-        plugins = load_plugins()
-        # Not within the time of the first handoff.
-        log.info("deeplink re-layout is ready after %.1f s of compiling", compiled.warm())
-        group = adapter.read_group(engine, plugins.layouts)
-        model = adapter.read_model(engine, folder)
-        tls = Tls.of(settings.tls)
         self._secret = shared.load(loaded.secret_file)
-        self._epoch = secrets.token_hex(12)
-        self._endpoint = configured.endpoint(
-            settings,
-            tls,
-            plugins,
-            self._secret,
-            self._epoch,
-            (group,),
-            lambda channel, transports, casts: adapter.make_contract(
-                engine, group, model, self._epoch, channel, transports, casts
-            ),
-        )
-        contract = self._endpoint.contract
+        self._epoch = epoch = secrets.token_hex(12)
+        self._control: Control | None = None
+        stated = adapter.stated(engine, adapter.read_model(engine, folder))
+        self._part: Part | Spread
+        if spread is not None:
+            self._part = spread(stated, epoch)
+        else:
+            self._part = Part(
+                settings,
+                self._secret,
+                epoch,
+                lambda known: adapter.read_group(engine, known),
+                lambda group, channel, transports, casts: stated.contract(
+                    group, Place(), epoch, channel, transports, casts
+                ),
+                ended=self._silence,
+            )
+        contract = self._part.contract
         self.foreign = Foreign(contract, settings.foreign_seconds)
-        # Session -> its order, while it is loading; and who waits for an order, by its own name. Neither goes by the
-        # handoff: a request that is sent twice asks for one that is loading into another's blocks.
+        # Session -> its order, while it is loading. Not by the handoff: a request that is sent twice asks for one that
+        # is loading into another's blocks.
         self._loading: dict[int, Order] = {}
-        self._waiting: dict[str, asyncio.Future[Outcome]] = {}
         self._orders = itertools.count()
-        self._collecting: asyncio.Task[None] | None = None
+        tls = Tls.of(settings.tls)
         self._control = _control(contract, self._secret, lambda: adapter.blocks(engine), tls, settings.host)
         log.info("deeplink hands over as %s, epoch %s", contract.role, self._epoch)
-        _started.add(self)
 
     def close(self) -> None:
-        _started.discard(self)
-        self._endpoint.close()
+        self._part.close()
+        self._silence()
+
+    def end(self, why: str) -> None:
+        """What the contract states is about to be wrong."""
+        log.error("%s", why)
+        self.close()
+
+    def _silence(self) -> None:
         if self._control is not None:
             self._control.close()
-
-    def weights_changed(self) -> None:
-        """The contract says which weights the cache is of, and the caches of others would be taken for these."""
-        log.error("%s", OTHERS_LOADED)
-        self.close()
 
     def admit(self, side: str, text: str) -> Ticket:
         """The ticket of a request, which has to be for this engine. Raises TicketRefused."""
         ticket = tickets.verify(text, self._secret)
-        contract = self._endpoint.contract
+        contract = self._part.contract
         if (side == PRODUCE) != contract.produces:
             raise TicketRefused(
                 f"the ticket is to {side}, and this is a {contract.role} engine",
@@ -127,31 +117,21 @@ class Exchange:
     def offer(
         self, ticket: Ticket, tokens: Sequence[int], extra: Sequence[str], table: Sequence[int], first: FirstToken
     ) -> None:
-        """Stage the cache of a prompt that is computed. `first` is the token that was sampled after it."""
-        producer = self._endpoint.producer
-        try:
-            producer.open(ticket, prompt_digest(tokens, extra), len(tokens))
-            producer.conclude(ticket.handoff, first)
-            producer.fill(ticket.handoff, [table], len(tokens))
-        except DeeplinkError as exc:
-            self.withhold(ticket, exc)
-            # The blocks are not kept for it.
-            producer.abort(ticket.handoff, exc.reason())
-            raise
+        """Stage the cache of a prompt that is computed. `first` is the token that was sampled after it. Raises what
+        keeps it from that, where that is known by then; whoever comes for it is told why."""
+        self._part.offer(ticket, prompt_digest(tokens, extra), len(tokens), table, first)
 
     def withhold(self, ticket: Ticket, why: DeeplinkError) -> None:
         """There will be no such offer; whoever comes for it is told why."""
-        self._endpoint.withhold(ticket.handoff, why.reason())
+        self._part.withhold(ticket.handoff, why.reason())
 
     def settled(self, name: str) -> bool:
         """Whether the blocks of an offer are no longer needed. To be asked until it is so: staging may be full."""
-        producer = self._endpoint.producer
-        producer.pump()
-        return producer.settled(name)
+        return self._part.settled(name)
 
     def drop(self, name: str) -> None:
-        """Nobody will come for this offer any more."""
-        self._endpoint.producer.abort(name)
+        """Nobody will come for this offer any more. When this returns, its blocks are not read."""
+        self._part.abort(name)
 
     # -- decode ----------------------------------------------------------------------------------------------
 
@@ -167,19 +147,14 @@ class Exchange:
         text = tickets.mint(ticket, self._secret)
         prompt = prompt_digest(tokens, extra)
         order = Order(request, ticket, text, prompt, 0, len(tokens), [table], first=True)
-        ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._waiting[request] = ended
         self._loading[session] = order
-        self._endpoint.consumer.load(order)
-        if self._collecting is None or self._collecting.done():
-            self._collecting = asyncio.create_task(self._collect())
         try:
-            outcome = await asyncio.wait_for(ended, ticket.milliseconds / 1000 + GRACE)
+            # It goes on to its own end where this has waited long enough.
+            outcome = await asyncio.wait_for(asyncio.shield(self._part.load(order)), ticket.milliseconds / 1000 + GRACE)
         except asyncio.TimeoutError:
-            self._endpoint.consumer.cancel(ticket.handoff, request)
+            self._part.cancel(ticket.handoff, request)
             raise DeadlineExceeded("the load was not heard of within its time") from None
         finally:
-            del self._waiting[request]
             # When the session has ended, its number may be that of another that is loading now.
             if self._loading.get(session) is order:
                 del self._loading[session]
@@ -190,11 +165,11 @@ class Exchange:
 
     def refuse(self, ticket: Ticket, why: DeeplinkError) -> None:
         """It will not be loaded; whoever asks the control endpoint is told why."""
-        self._endpoint.refuse(ticket.handoff, why.reason())
+        self._part.refuse(ticket.handoff, why.reason())
 
     def abandon(self, ticket: Ticket) -> None:
         """The request with this ticket has left before anything came of it."""
-        if self._endpoint.contract.produces:
+        if self._part.contract.produces:
             self.withhold(ticket, Aborted("the prefill request was given up"))
         else:
             self.refuse(ticket, Aborted("the decode request was given up"))
@@ -203,15 +178,7 @@ class Exchange:
         """The session's blocks are about to be freed: when this returns, nothing is written to them any more."""
         order = self._loading.pop(session, None)
         if order is not None:
-            self._endpoint.consumer.cancel(order.ticket.handoff, order.request)
-
-    async def _collect(self) -> None:
-        while self._waiting:
-            for outcome in self._endpoint.consumer.collect():
-                ended = self._waiting.get(outcome.order.request)
-                if ended is not None and not ended.done():
-                    ended.set_result(outcome)
-            await asyncio.sleep(LOOK)
+            self._part.cancel(order.ticket.handoff, order.request)
 
 
 def _control(

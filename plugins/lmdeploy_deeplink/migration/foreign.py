@@ -45,6 +45,7 @@ class Foreign:
             contract = co.decode(base64.b64decode(text, validate=True))
         except (binascii.Error, ValueError) as exc:
             raise ProtocolError(f"{peer} describes itself in no contract: {exc}") from exc
+        _check_one(contract)
         ours = self._contract
         producer, consumer = (ours, contract) if ours.produces else (contract, ours)
         _agree(producer, consumer)
@@ -91,6 +92,19 @@ class Foreign:
                 theirs="more than 0",
                 remedy="use deeplink's router, or set kv.foreign_seconds in deeplink.toml to the time of a handoff",
             )
+        _check_one(self._contract)
+
+
+def _check_one(contract: Contract) -> None:
+    """A prefill engine that makes a ticket itself does not know how many processes will come with it."""
+    if len(contract.ranks) != 1:
+        raise Refused(
+            f"the {contract.role} engine is spread over processes; LMDeploy's router pairs only engines of one here",
+            field="tp",
+            ours="1",
+            theirs=str(len(contract.ranks)),
+            remedy="use deeplink's router",
+        )
 
 
 def _agree(producer: Contract, consumer: Contract) -> Agreement:

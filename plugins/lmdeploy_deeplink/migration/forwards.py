@@ -9,8 +9,15 @@ has to wait for the forwards that had been sent when it got its blocks.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from deeplink.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from lmdeploy_deeplink.migration.spread import Workers
+
+GRACE = 5.0
+"""Seconds beyond those that processes wait within which they say so."""
 
 
 class Forwards:
@@ -34,9 +41,13 @@ class Forwards:
 
     async def passed(self, seconds: float) -> None:
         """Wait until all that were sent before this call have ended. Raises DeadlineExceeded after `seconds`."""
-        if self._over >= self._sent:
+        await self.until(self._sent, seconds)
+
+    async def until(self, sent: int, seconds: float) -> None:
+        """Wait until the first so many have ended. Raises DeadlineExceeded after `seconds`."""
+        if self._over >= sent:
             return
-        waiting = (self._sent, asyncio.get_running_loop().create_future())
+        waiting = (sent, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
             await asyncio.wait_for(waiting[1], seconds)
@@ -47,3 +58,26 @@ class Forwards:
             ) from None
         finally:
             self._waiting.remove(waiting)
+
+
+class SpreadForwards:
+    """The same of an engine that is spread over processes: it counts what it sends, and they what has ended there."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._sent = 0
+
+    def send(self) -> None:
+        """One is about to be sent to all of them."""
+        self._sent += 1
+
+    async def passed(self, seconds: float) -> None:
+        """As of `Forwards`, in all processes."""
+        calls = self._workers.call("passed", self._sent, seconds)
+        try:
+            await asyncio.wait_for(asyncio.gather(*calls), seconds + GRACE)
+        except asyncio.TimeoutError:
+            raise DeadlineExceeded(
+                f"a process of this engine has not answered in {seconds + GRACE:g} s",
+                remedy="the engine is stuck or overloaded; see its log",
+            ) from None

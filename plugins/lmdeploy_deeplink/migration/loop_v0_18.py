@@ -20,7 +20,7 @@ from deeplink.errors import Aborted, DeeplinkError
 from deeplink.kvconnector.handoffs.ticket import Ticket
 from lmdeploy_deeplink.migration import passage, requests
 from lmdeploy_deeplink.migration.foreign import NUMBERS
-from lmdeploy_deeplink.migration.forwards import Forwards
+from lmdeploy_deeplink.migration.forwards import Forwards, SpreadForwards
 from lmdeploy_deeplink.migration.requests import Admitted
 
 # Between two looks whether a prompt's cache is staged, where staging was full.
@@ -66,6 +66,17 @@ def count(agent: Any, forwards: Forwards) -> None:
         forwards.end(dropped)
 
     agent.set_forward_inputs, agent._async_step, agent._drain_queues = sent, ran, drained
+
+
+def count_sent(executor: Any, forwards: SpreadForwards) -> None:
+    """Have `forwards` count what this executor sends its workers, which count what of that is over."""
+    send = executor.forward_async
+
+    async def sent(inputs: Any) -> None:
+        forwards.send()  # from here on it is as good as sent: what is in it does not change
+        await send(inputs)
+
+    executor.forward_async = sent
 
 
 def _ours(owner: Any) -> Any:
@@ -148,11 +159,12 @@ def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
     """Prefill: a session whose cache is offered frees its blocks when all of it is staged, which is at once or soon."""
     from lmdeploy.messages import ResponseType
 
-    async def when_staged(engine: Any, connection: Any, session: int, name: str) -> None:
+    async def when_staged(engine: Any, connection: Any, session: int, held: Any, name: str) -> None:
         while not connection.exchange.settled(name):
             await asyncio.sleep(_STAGED_LOOK)
-        # It may have been ended otherwise, and the number of the session be another's.
-        if connection.offered.get(session) == name:
+        # It may have been ended otherwise, and the number of the session be another's. That it was stopped in the
+        # meantime, and its offer dropped, does not end it.
+        if engine.scheduler.get_session(session) is held:
             engine.end_session(session)
 
     @functools.wraps(end)
@@ -170,7 +182,7 @@ def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
             if name is None or connection.exchange.settled(name):
                 self.end_session(session)
             else:
-                connection.start(when_staged(self, connection, session, name))
+                connection.start(when_staged(self, connection, session, held, name))
             if req.data.get("response", True):
                 self._response(req.resp, ResponseType.SUCCESS)
         return end(self, others, **keywords)

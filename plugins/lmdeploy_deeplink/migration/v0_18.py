@@ -5,7 +5,8 @@ One more `MigrationBackend`; with it an engine's connection is `Connection`, and
 the engine where the control endpoint has to be. An answer that offers a cache has the handoff's number as its id, which
 LMDeploy's router takes for a session's; what an engine says of itself names its migration backend, by which deeplink's
 router knows that contracts are compared. A prefill engine refuses prompts that it would have to compute in pieces,
-which LMDeploy does not get to the end of. An engine that is given other weights hands nothing over any more.
+which LMDeploy does not get to the end of. An engine that is given other weights, or that lets its cache go to sleep,
+hands nothing over any more. Where Ray's workers have the cache, they can be called (`calls_v0_18`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,22 @@ from importlib import import_module
 from typing import Any
 
 from deeplink import config
+from deeplink.kvconnector.contracts.weights import OTHERS_LOADED
 from lmdeploy_deeplink.engine.platform import OPTION
-from lmdeploy_deeplink.migration import loop_v0_18
-from lmdeploy_deeplink.migration.forwards import Forwards
+from lmdeploy_deeplink.migration import calls_v0_18, loop_v0_18
+from lmdeploy_deeplink.migration.forwards import Forwards, SpreadForwards
 from lmdeploy_deeplink.migration.passage import PORT, Passage
 from lmdeploy_deeplink.migration.requests import Admitted
 
-WEIGHTS_FROM = ("update_params", "update_weights_from_ipc", "update_weights_from_distributed")
+ASLEEP = (
+    "this engine lets its cache go to sleep, and has another when it wakes up; it hands nothing over any more until it "
+    "is started again"
+)
+ENDED_BY = {
+    **dict.fromkeys(("update_params", "update_weights_from_ipc", "update_weights_from_distributed"), OTHERS_LOADED),
+    "sleep": ASLEEP,
+}
+"""Methods of LMDeploy's executors and model agents after which what a contract states is wrong."""
 
 
 def install() -> None:
@@ -36,8 +46,9 @@ def install() -> None:
     _add_option()
     _connect()
     loop_v0_18.install()
+    calls_v0_18.install()
     _answer_with_the_number()
-    _end_with_other_weights()
+    _end_with_the_cache()
 
 
 def _add_option() -> None:
@@ -104,21 +115,30 @@ def _take_tickets() -> None:
     setattr(servers, name, made)
 
 
-def _end_with_other_weights() -> None:
+def _end_with_the_cache() -> None:
     agent: Any = import_module("lmdeploy.pytorch.engine.model_agent.agent").BaseModelAgent
-    for name in WEIGHTS_FROM:
-        setattr(agent, name, _announced(getattr(agent, name)))
 
-
-def _announced(update: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(update)
-    def updated(*arguments: Any, **keywords: Any) -> Any:
+    def end(why: str) -> None:
         # Imported by then where it is in use, and nothing to tell where it is not.
-        if (exchange := sys.modules.get("lmdeploy_deeplink.migration.exchange")) is not None:
-            exchange.weights_changed()
-        return update(*arguments, **keywords)
+        if (part := sys.modules.get("lmdeploy_deeplink.migration.part")) is not None:
+            part.end_all(why)
 
-    return updated
+    _announce(agent, end)
+
+
+def _announce(owner: Any, end: Callable[[str], None]) -> None:
+    """Have these methods of `owner` call `end` with why before they do anything."""
+
+    def announced(method: Callable[..., Any], why: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def called(*arguments: Any, **keywords: Any) -> Any:
+            end(why)
+            return method(*arguments, **keywords)
+
+        return called
+
+    for name, why in ENDED_BY.items():
+        setattr(owner, name, announced(getattr(owner, name), why))
 
 
 def _add_member(kind: Any) -> None:
@@ -155,12 +175,20 @@ def _connection() -> Any:
 
         def __init__(self, engine: Any) -> None:
             super().__init__(engine)
-            self.exchange = Exchange(engine, engine.model_path)
+            self.forwards: Forwards | SpreadForwards
+            if engine.engine_config.tp == 1:
+                self.exchange = Exchange(engine, engine.model_path)
+                self.forwards = Forwards()
+                loop_v0_18.count(engine.executor.model_agent, self.forwards)
+            else:
+                workers = calls_v0_18.Calls(engine.executor)
+                self.forwards = SpreadForwards(workers)
+                loop_v0_18.count_sent(engine.executor, self.forwards)
+                self.exchange = Exchange(engine, engine.model_path, functools.partial(calls_v0_18.spread, engine))
+                _announce(engine.executor, self.exchange.end)
             self.tickets: dict[int, Admitted] = {}
             self.offered: dict[int, str] = {}
             self.tasks: set[asyncio.Task[None]] = set()
-            self.forwards = Forwards()
-            loop_v0_18.count(engine.executor.model_agent, self.forwards)
             engine.scheduler.deeplink = self
             if engine.engine_config.role.name == "Prefill":
                 # LMDeploy computes the first piece of a longer prompt over and over, and answers nobody any more.
