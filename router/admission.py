@@ -193,7 +193,9 @@ class Admission:
                 self._forget(engine.name)
             if tokens := self._fleet.cache_tokens(engine.name):
                 self._prefixes.resize(engine.name, tokens)
-        for gone in self._epochs.keys() - {engine.name for engine in engines}:
+        names = {engine.name for engine in engines}
+        self.load.keep(names)
+        for gone in self._epochs.keys() - names:
             del self._epochs[gone]
             self._forget(gone)
             self.draining.discard(gone)

@@ -86,6 +86,7 @@ class BorrowedFleet:
         self.table: Table = table(())
         self._owner = owner
         self._control = control
+        self.on_change: Callable[[], None] = lambda: None
         self._patience = patience
         self._answered: dict[str, float] = {}
         self._engines: dict[str, Engine] = {}
@@ -139,6 +140,7 @@ class BorrowedFleet:
         # each would take long.
         self._engines = {engine.name: _kept(before.get(engine.name), engine) for engine in state.engines}
         self.table = table(self._engines.values(), self.table)
+        self.on_change()
 
     def _resolve(self, prefill: str, decode: str) -> Plain | Pair | None:
         if prefill:
@@ -154,13 +156,14 @@ def _kept(old: Engine | None, new: Engine) -> Engine:
 class BorrowedAdmission:
     """As `Admission` for those who serve requests. `load` is what this worker has given."""
 
-    def __init__(self, owner: Owner, section: RouterSection, policies: Registry[Policy]) -> None:
+    def __init__(self, owner: Owner, fleet: BorrowedFleet, section: RouterSection, policies: Registry[Policy]) -> None:
         both = [policies.get(name) for name in (section.prefill_policy, section.decode_policy)]
         self.reads_prompts = any(policy.reads_prompts for policy in both)
         self.reads_caches = any(policy.reads_caches for policy in both)
         self.load = Load()
         self._owner = owner
         self._taken: dict[int, int] = {}
+        fleet.on_change = lambda: self.load.keep({engine.name for engine in fleet.table.engines})
 
     @property
     def sizes(self) -> set[int]:

@@ -6,7 +6,7 @@ A request counts from the moment it is given to an engine, before anything is se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
 
 from deeplink.router.policy import View
@@ -94,6 +94,11 @@ class Load:
     def forget(self, name: str) -> None:
         """What was observed of an engine that is another one now."""
         self.of(name).seconds = 0.0
+
+    def keep(self, names: Collection[str]) -> None:
+        """These are all engines that there are. What others still have to do is remembered until it is done."""
+        for name in [name for name, view in self._views.items() if not view.requests and name not in names]:
+            del self._views[name]
 
     @property
     def idle(self) -> bool:

@@ -90,7 +90,7 @@ async def serve(start: Start) -> None:
     control, upstream = Control(secret), Upstream()
     spans = Spans() if section.tracing else None
     fleet = BorrowedFleet(owner, control, plugins.kinds)
-    admission = BorrowedAdmission(owner, section, plugins.policies)
+    admission = BorrowedAdmission(owner, fleet, section, plugins.policies)
     flow = Flow(fleet, admission, upstream, control, secret, section)
     keys = None if start.keys is None else Keys.of(start.keys)
     api = Api(section, keys, fleet, flow, upstream, BorrowedMetrics(owner), BorrowedRecent(owner), spans)
