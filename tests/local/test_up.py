@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -131,6 +132,7 @@ def test_engines_that_are_modules_run_by_the_python_that_has_them(
     found = of_kind(placement, kind, "NVIDIA H20")
     variable = f"{kind.upper()}_PYTHON"
     monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delitem(sys.modules, kind, raising=False)  # other tests have stand-ins for engines
     with pytest.raises(LocalError, match=f"no {found.title} is installed here") as caught:
         process_of(placement, found, tmp_path)
     assert variable in caught.value.remedy
