@@ -1,7 +1,8 @@
 """The kinds of engines that placements are of, and what each can do where.
 
 What is refused here is what an engine would refuse as it starts, by the name of the same setting: SGLang's and
-LMDeploy's plugins hand over less than vLLM's does (docs/sglang.md, docs/lmdeploy.md). What an engine that serves alone
+LMDeploy's plugins hand over less than vLLM's does (docs/sglang.md, docs/lmdeploy.md). And groups of processors of
+LMDeploy's: their commands would need Ray, with its workers told of deeplink. What an engine that serves alone
 can do is its own matter; nothing of deeplink is in its way.
 """
 
@@ -86,10 +87,12 @@ def too_large(kind: Kind, size: int, *, hands_over: bool, hosts: int, processor:
     if hosts > 1 and kind not in _SPANS:
         return Obstacle(f"{title} on several hosts was not tested", "hosts", str(hosts), "1")
     if processor and size > 1 and kind not in _PARALLEL_ON_PROCESSORS:
-        return Obstacle(f"{title} on several processors was not tested under load", "tp", str(size), "1")
+        return Obstacle(f"{title} on several processors is not in the commands that are written", "tp", str(size), "1")
     known = _HANDS_OVER.get(kind)
     if known is not None and hands_over and size > known.most:
-        return Obstacle(f"{title} hands over from groups of this size at most", "tp", str(size), str(known.most))
+        return Obstacle(
+            f"{title} is planned to hand over from groups of this size at most", "tp", str(size), str(known.most)
+        )
     return None
 
 

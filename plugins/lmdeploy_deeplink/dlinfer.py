@@ -108,10 +108,8 @@ def _telling(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any, **keywords: Any) -> Any:
         try:
             return function(*args, **keywords)
-        except NotImplementedError as exc:
-            raise UnsupportedOperator(f"dlinfer: {exc}", field=name) from exc
-        except RuntimeError as exc:
-            if "support" not in str(exc):
+        except RuntimeError as exc:  # of which what is not implemented is a kind
+            if not isinstance(exc, NotImplementedError) and "support" not in str(exc):
                 raise
             raise UnsupportedOperator(f"dlinfer: {exc}", field=name) from exc
 

@@ -26,12 +26,11 @@ def words(placement: Placement, member: Member, asked: Asked) -> list[str]:
     # Its cache has the elements that the model is computed in.
     found += ["--dtype", cache(member, _CACHE)]
     found += ["--max-batch-size", str(engine.max_num_seqs)] if engine.max_num_seqs else []
-    if engine.max_num_batched_tokens:
-        found += ["--max-prefill-token-num", str(engine.max_num_batched_tokens)]
+    piece = engine.max_num_batched_tokens
     if engine.role == "prefill":
         # It refuses prompts that it would have to compute in pieces.
-        longest = max((max(bucket.longest, bucket.prompt) for bucket in placement.buckets), default=0.0)
-        found += ["--max-prefill-token-num", str(_room(longest))]
+        piece = _room(max((max(bucket.longest, bucket.prompt) for bucket in placement.buckets), default=0.0))
+    found += ["--max-prefill-token-num", str(piece)] if piece else []
     if role := _ROLES.get(engine.role):
         found += ["--role", role, "--migration-backend", "deeplink"]
     return found

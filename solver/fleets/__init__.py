@@ -2,6 +2,7 @@
 
 fleetfile   fleet.toml, checked once; sections  its sections; lines  where a field stands
 fleet       its checked form
+tables      the tables of times it names
 trace       recorded requests; traffic  requests to try a placement with
 configure   every way to run an engine on every pool
 spanning    which groups of chips those may be

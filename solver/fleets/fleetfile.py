@@ -18,11 +18,10 @@ from deeplink.kvconnector.layouts.catalogue import LAYOUTS
 from deeplink.kvconnector.layouts.layout import ELEMENTS
 from deeplink.plugins import load_plugins
 from deeplink.solver import kinds
-from deeplink.solver.estimates import aiconfigurator, catalogue, importers, model, table, vidur
-from deeplink.solver.estimates.rates import Measurement
+from deeplink.solver.estimates import catalogue, model, table
 from deeplink.solver.estimates.roofline import Chip, Fractions
 from deeplink.solver.exact.highs import Effort
-from deeplink.solver.fleets import served, spanning, trace
+from deeplink.solver.fleets import served, spanning, tables, trace
 from deeplink.solver.fleets.configure import rates_of
 from deeplink.solver.fleets.fleet import (
     Bucket,
@@ -42,7 +41,6 @@ from deeplink.solver.fleets.sections import (
     LinkSection,
     ModelSection,
     PoolSection,
-    RatesSection,
     ScenarioSection,
     WorkloadSection,
 )
@@ -119,7 +117,8 @@ class _Reader:
         pools = tuple(
             self._pool(index, pool, chips, fractions, shape, profiles) for index, pool in enumerate(file.pools)
         )
-        measurements = self._rates(file.rates, shape.name, {pool.chip.name: pool.chip for pool in pools})
+        chosen = {pool.chip.name: pool.chip for pool in pools}
+        measurements = tables.read(file.rates, shape.name, chosen, self.config, self._near, self.wrong)
         known = {pool.chip.name: pool.chip for pool in pools}
         kept, rejected = table.possible(
             (row for row in measurements if row.chip in known and row.model == shape.name),
@@ -376,39 +375,3 @@ class _Reader:
                     )
                 rate = burst
             yield Situation(section.name, float(rate), tuple(sorted(section.lost.items())))
-
-    def _rates(self, sections: Iterable[RatesSection], name: str, chips: Mapping[str, Chip]) -> list[Measurement]:
-        found: list[Measurement] = []
-        for index, section in enumerate(sections):
-            rows = self._table(index, section, name, chips)
-            if section.engine is None:
-                found += rows
-                continue
-            for row in rows:
-                if row.engine not in ("", section.engine):
-                    raise self.wrong(
-                        ("rates", index, "engine"),
-                        f"the table says that line {row.line} is of {row.engine}",
-                        section.engine,
-                        "leave it out, or give each engine a table of its own",
-                    )
-                found.append(replace(row, engine=section.engine))
-        return found
-
-    def _table(self, index: int, section: RatesSection, name: str, chips: Mapping[str, Chip]) -> list[Measurement]:
-        path = self._near(section.table)
-        if section.format == "csv":
-            return table.read(path)
-        if section.format == "splitwise":
-            return importers.splitwise(path)
-        if section.chip not in chips:
-            raise self.wrong(
-                ("rates", index, "chip"),
-                "no pool has this chip",
-                section.chip,
-                f"one of {', '.join(sorted(chips))}",
-            )
-        if section.format == "vllm-bench":
-            return importers.vllm_bench(path, chip=section.chip, tp=section.tp, model=name)
-        put_together = aiconfigurator.read if section.format == "aiconfigurator" else vidur.read
-        return put_together(path, chips[section.chip], self.config, name, section.tp)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cpu_fleet
 import msgspec
 import pytest
 import yaml
@@ -133,29 +134,6 @@ def test_a_flag_the_engine_does_not_have_is_found_out(fleet: Fleet, placements: 
     assert "--no-such-flag" in done.stderr
 
 
-CPU_FLEET = """\
-version = 1
-[model]
-config = "config.json"
-name = "smollm2"
-[workload]
-rate = 0.1
-[[workload.lengths]]
-prompt = 40
-output = 24
-[[workload.lengths]]
-prompt = 300
-output = 24
-[service]
-ttft = 20.0
-tpot = 1.0
-[[links]]
-from = "prefill"
-to = "decode"
-gb_per_s = 0.5
-convention = "one-way"
-per = "link"
-"""
 CPU_POOL = """\
 [[pools]]
 name = "{role}"
@@ -186,7 +164,7 @@ def on_cpu(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Path:
         CPU_POOL.format(role=role, block=block, threads=threads)
         for role, block, threads in (("prefill", 64, 2), ("decode", 128, 1))
     )
-    (folder / "fleet.toml").write_text(CPU_FLEET + pools)
+    (folder / "fleet.toml").write_text(cpu_fleet.HEAD + cpu_fleet.LINK + pools)
     run("solve", folder / "fleet.toml", "--out", folder / "placement.toml")
     return folder
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cpu_fleet
 import lmdeploy_engine
 import pytest
 import sglang_engine
@@ -156,31 +157,6 @@ def _after(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1] if flag in words else ""
 
 
-HEAD = """\
-version = 1
-[model]
-config = "config.json"
-name = "smollm2"
-[workload]
-rate = 0.1
-[[workload.lengths]]
-prompt = 40
-output = 24
-[[workload.lengths]]
-prompt = 300
-output = 24
-[service]
-ttft = 20.0
-tpot = 1.0
-"""
-LINK = """\
-[[links]]
-from = "prefill"
-to = "decode"
-gb_per_s = 0.5
-convention = "one-way"
-per = "link"
-"""
 POOL = """\
 [[pools]]
 name = "{role}"
@@ -220,7 +196,7 @@ env = {{OMP_NUM_THREADS = "1"}}
 def solved(folder: Path, model: Path, dtype: str, **pools: Kind) -> Placement:
     """Of one engine for each role."""
     (folder / "config.json").write_bytes((model / "config.json").read_bytes())
-    text = HEAD + (LINK if len(pools) > 1 else "")
+    text = cpu_fleet.HEAD + (cpu_fleet.LINK if len(pools) > 1 else "")
     for role, kind in pools.items():
         text += POOL.format(role=role, kind=kind, dtype=dtype, more=MORE[kind].format(dtype=dtype))
     (folder / "fleet.toml").write_text(text)

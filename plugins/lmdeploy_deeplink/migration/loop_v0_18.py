@@ -21,10 +21,8 @@ from deeplink.kvconnector.handoffs.ticket import Ticket
 from lmdeploy_deeplink.migration import passage, requests
 from lmdeploy_deeplink.migration.foreign import NUMBERS
 from lmdeploy_deeplink.migration.forwards import Forwards, SpreadForwards
+from lmdeploy_deeplink.migration.part import STAGED_LOOK
 from lmdeploy_deeplink.migration.requests import Admitted
-
-# Between two looks whether a prompt's cache is staged, where staging was full.
-_STAGED_LOOK = 0.02
 
 log = logging.getLogger("lmdeploy.deeplink")
 
@@ -161,7 +159,7 @@ def _ending(end: Callable[..., Any]) -> Callable[..., Any]:
 
     async def when_staged(engine: Any, connection: Any, session: int, held: Any, name: str) -> None:
         while not connection.exchange.settled(name):
-            await asyncio.sleep(_STAGED_LOOK)
+            await asyncio.sleep(STAGED_LOOK)
         # It may have been ended otherwise, and the number of the session be another's. That it was stopped in the
         # meantime, and its offer dropped, does not end it.
         if engine.scheduler.get_session(session) is held:
