@@ -59,20 +59,17 @@ class Outgoing:
 class Exchange:
     """What the flow does for it is written down here as it happens; the log and the answer's headers read it.
 
-    `since` is when it arrived, of time.monotonic. `kind` is which path it took, none as long as no engine was chosen.
-    `phase` is done only when the whole answer has come from the engine:
+    `since` is when it arrived, of time.monotonic. `phase` is done only when the whole answer has come from the engine:
     until then something may be left to cancel. `error` is set where the answer had begun and could not be completed.
-    `asked` are the engines
-    that have been sent their part of the handoff, `tries` how many more times something may be tried again, `tried` how
-    many times it was. `cached` is what the prefill engine said of the prompt tokens it had cached. `ends` are the
-    handoffs that were begun for it: who prefilled, who was last to decode, and whether it was finished. `trace` is set
-    if spans are made, `need` once what matters to the choice is known.
+    `asked` are the engines that have been sent their part of the handoff, `tries` how many more times something may be
+    tried again, `tried` how many times it was. `cached` is what the prefill engine said of the prompt tokens it had
+    cached. `ends` are the handoffs that were begun for it: who prefilled, who was last to decode, and whether it was
+    finished. `trace` is set if spans are made, `need` once what matters to the choice is known.
     """
 
     outgoing: Outgoing
     body: Body
     since: float
-    kind: Kind = field(default="none", init=False)
     phase: Phase = field(default="arrived", init=False)
     handoff: str = field(default="", init=False)
     prefill: str = field(default="", init=False)
@@ -102,6 +99,11 @@ class Exchange:
     def headers(self) -> Headers:
         """Those of the client's that engines get."""
         return self.outgoing.headers
+
+    @property
+    def kind(self) -> Kind:
+        """Which path the request took; none as long as no engine was chosen."""
+        return ("handoff" if self.handoff else "plain") if self.decode else "none"
 
     @property
     def chat(self) -> bool:

@@ -89,7 +89,7 @@ class Flow:
         engine = self._admission.at_once(need)
         if engine is None:
             return None
-        exchange.kind, exchange.phase, exchange.decode = "plain", "decoding", engine.name
+        exchange.phase, exchange.decode = "decoding", engine.name
         hold = self._admission.take(engine, need, prefill=True, decode=True)
         return Begun(need, engine, hold, self._stages.begin(exchange, engine))
 
@@ -211,7 +211,6 @@ class Flow:
     async def _plain(
         self, exchange: Exchange, engine: Engine, need: Need, deliver: Deliver, begun: Begun | None
     ) -> None:
-        exchange.kind = "plain"
         exchange.handoff, exchange.prefill, exchange.decode = "", "", engine.name
         exchange.phase = "decoding"
         with begun.hold if begun else self._admission.take(engine, need, prefill=True, decode=True) as hold:
@@ -219,7 +218,6 @@ class Flow:
             await self._stages.decode(exchange, engine, Part(exchange.body.raw, []), hold, deliver, reply=reply)
 
     async def _handoff(self, exchange: Exchange, pair: Pair, need: Need, until: float, deliver: Deliver) -> None:
-        exchange.kind = "handoff"
         exchange.handoff = tickets.new_handoff()
         self._admission.handing(need, exchange.handoff)
         exchange.prefill, exchange.decode = pair.prefill.name, pair.decode.name
